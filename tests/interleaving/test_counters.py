@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
+import asyncpg
 import msgspec
 import pytest
 
@@ -14,10 +15,11 @@ from slipway_common.events.lifecycle import State
 from slipway_common.events.scopes import Key
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner import metrics
 from slipway_provisioner.domain.revisions import RevisionKeys
 from slipway_provisioner.domain.workers import Worker, launch_failed, requested
 from slipway_provisioner.handlers.demand import record_demand
-from slipway_provisioner.store import outcomes, provider_keys, reachability, usage, weights, workers
+from slipway_provisioner.store import outcomes, provider_keys, reachability, restores, usage, weights, workers
 from slipway_provisioner.store.roll_outs import Name
 from tests.support.harness import until_ended_or_waiting
 from tests.support.provisioner import (
@@ -304,6 +306,41 @@ async def test_a_wrong_counter_is_repaired_once(provisioner: Provisioner) -> Non
     found = await asyncio.gather(*(in_transaction(provisioner, usage.repair_shared) for _ in range(2)))
     assert (wrong > 0, sorted(map(bool, found))) == (True, [False, True])
     assert await usage.drift(provisioner.database) == 0
+
+
+async def test_a_sweep_repairs_counters(provisioner: Provisioner) -> None:
+    """Of configs and of shared windows, and says by how much they were wrong. A restored database is swept at once."""
+    before = metrics.USAGE_DRIFT._value.get()
+    await provisioner.database.execute("DELETE FROM config_usage")
+    await provisioner.database.execute("UPDATE shared_usage SET in_flight = in_flight + 1 WHERE key LIKE 'quota/%'")
+    await in_transaction(provisioner, lambda db: restores.begin(db, "restored", revision_base=0))
+    await provisioner.sweep()
+    assert await usage.drift(provisioner.database) == 0
+    assert metrics.USAGE_DRIFT._value.get() > before
+
+
+async def test_a_decision_costs_eight_statements(provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which two begin and end its transaction. One that launches nothing costs five."""
+    await provisioner.plan()
+    executed: list[str] = []
+    for name in ("fetch", "fetchrow", "fetchval", "execute"):
+        monkeypatch.setattr(asyncpg.Connection, name, counting(getattr(asyncpg.Connection, name), executed))
+    for at, statements in ((1, 8), (2, 5)):
+        await provisioner.demand(report(9, at=at))
+        executed.clear()
+        assert await provisioner.plan_step()
+        assert len(executed) == statements, executed
+    assert await provisioner.states() == {"requested": 5, "launching": 2, "running": 2}
+
+
+def counting(method: Callable[..., Awaitable[Any]], executed: list[str]) -> Callable[..., Awaitable[Any]]:
+    """A method of a connection that notes what it executes."""
+
+    async def counted(connection: Connection, query: str, *arguments: Any, **options: Any) -> Any:
+        executed.append(query)
+        return await method(connection, query, *arguments, **options)
+
+    return counted
 
 
 @locking("store.retention.DELETE_SHARED_USAGE")
