@@ -80,10 +80,11 @@ SELECT pool_id, launch_config_id, {", ".join(f"sum(sign * {name})::int AS {name}
     WHERE w.state NOT IN ({states(ENDED)}) AND ($1::text IS NULL OR w.pool_id = $1)
     UNION ALL SELECT -1, u.* FROM config_usage u WHERE $1::text IS NULL OR u.pool_id = $1) AS c
 GROUP BY pool_id, launch_config_id HAVING {_DIFFERS}"""
+_STARTS: Final = " OR ".join(COUNTED[stage] for stage in ("launch", "boot", "claim"))
 SHARED_DRIFT: Final = f"""
 SELECT key, stage, sum(in_flight)::int AS in_flight, sum(unfolded)::int AS unfolded FROM (
     SELECT k.key, k.stage, 1 AS in_flight, 0 AS unfolded FROM worker w CROSS JOIN LATERAL shared_usage_of(w) AS k
-    WHERE w.state NOT IN ({states(ENDED)})
+    WHERE w.state NOT IN ({states(ENDED)}) AND ({_STARTS})
     UNION ALL SELECT k.key, o.stage, 0, o.unfolded
     FROM launch_config_outcomes o CROSS JOIN LATERAL unnest(o.keys) AS k (key) WHERE o.unfolded > 0
     UNION ALL SELECT key, stage, -in_flight, -unfolded FROM shared_usage) AS c
