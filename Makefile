@@ -264,6 +264,10 @@ bench-loops: $(READY) ## Benchmark of the provisioner's loops at two sizes, with
 bench-decision: $(READY) ## Benchmark of planning: a changed pool's decision, its path to the provider: POOLS=2000 WORKERS=100000 IMAGES=50 SECONDS=15 SEED=1 KEEP=1, PROCESSES=3 with one killed, SATURATED=1
 	@$(RUN) -m bench.decision
 
+.PHONY: bench-fair
+bench-fair: $(READY) ## Benchmark of fairness: pools that share one image's boot window, starts per pool and decisions per freed unit: POOLS=1000 WINDOW=16 SEED=1 KEEP=1
+	@$(RUN) -m bench.fair
+
 growth: $(READY) ## Rows of each table after 4 and 12 months, and the longest lock of pruning a million rows: SEED=1, FULL=1 KEEP=1
 	@$(RUN) -m $(BROKEN) bench.growth
 

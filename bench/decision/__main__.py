@@ -93,10 +93,9 @@ async def measure(supervisor: Supervisor, arguments: Arguments) -> int:
         folder = Path(name)
         guard().remove(folder)
         async with deployed.deployed(supervisor, folder, arguments.cell) as there:
-            names = [SERVICE]
             if arguments.processes > 1:
-                names += await there.deployment.replicate(SERVICE, arguments.processes - 1)
-            found = await (saturated(there, arguments) if arguments.saturated else loaded(there, names, arguments))
+                there.names += await there.deployment.replicate(SERVICE, arguments.processes - 1)
+            found = await (saturated(there, arguments) if arguments.saturated else loaded(there, arguments))
     found = msgspec.structs.replace(
         found, on=surroundings() | {"load": f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"}
     )
@@ -131,7 +130,7 @@ async def saturated(there: Deployed, arguments: Arguments) -> figures.Saturated:
     )
 
 
-async def loaded(there: Deployed, names: Sequence[str], arguments: Arguments) -> figures.Results:
+async def loaded(there: Deployed, arguments: Arguments) -> figures.Results:
     """Latencies of changes, and unless there are several provisioners the cost of a decision."""
     rng = Random(arguments.seed)
     print("one event hop on the quiet system for 10 s …", flush=True)
@@ -139,6 +138,7 @@ async def loaded(there: Deployed, names: Sequence[str], arguments: Arguments) ->
         quiet = await hop_latency.measure(place)
     print(f"{arguments.rate:g} changes/s …", flush=True)
     began, taken, killed_at, ended_at = utc_now().timestamp(), None, 0.0, 0.0
+    before: Mapping[str, float] = {}
     async with there.reporter(rng) as reporter, harness.new_place(there.servers) as place:
         beside = asyncio.create_task(
             hop_latency.measure(
@@ -146,8 +146,9 @@ async def loaded(there: Deployed, names: Sequence[str], arguments: Arguments) ->
             )
         )
         if arguments.processes > 1:
-            lost, owned_seconds, killed_at = await killed(there, names, reporter, arguments.rate)
+            lost, owned_seconds, killed_at = await killed(there, reporter, arguments.rate)
         else:
+            before = there.cpu_seconds()
             await reporter.report(arguments.rate, lambda seconds: seconds >= arguments.seconds)
         under_load = await beside
     pool_of = await there.pool_of()
@@ -161,6 +162,8 @@ async def loaded(there: Deployed, names: Sequence[str], arguments: Arguments) ->
     while figures.lost(changes) and time.monotonic() < settled_by:
         await asyncio.sleep(0.2)
         changes = await traced()
+    used = there.cpu_seconds() if before else {}
+    ended = max(1, len(changes) - figures.lost(changes))
     doubled = load.doubled(changes, load.machines(there.played(), pool_of))
     outside: Sequence[Change] = changes
     if arguments.processes > 1:
@@ -178,14 +181,13 @@ async def loaded(there: Deployed, names: Sequence[str], arguments: Arguments) ->
         latency=figures.latency(outside),
         lost=figures.lost(changes),
         doubled=doubled,
+        cpu_ms={name: round((seconds - before[name]) * 1000 / ended, 2) for name, seconds in used.items()},
         take_over=taken,
         cost=costs,
     )
 
 
-async def killed(
-    there: Deployed, names: Sequence[str], reporter: Reporter, rate: float
-) -> tuple[frozenset[str], float, float]:
+async def killed(there: Deployed, reporter: Reporter, rate: float) -> tuple[frozenset[str], float, float]:
     """Report changes while a provisioner is killed, until the others have owned its partitions for some seconds.
 
     Returns its partitions, the seconds of the take-over, and the time of the kill."""
@@ -193,8 +195,9 @@ async def killed(
     reporting = asyncio.create_task(reporter.report(rate, lambda _: over.is_set()))
     await asyncio.sleep(BEFORE_KILL)
     killed_at = utc_now().timestamp()
-    lost, owned_seconds = await deployed.take_over(there, names[0], names[1:])
-    print(f"{names[0]} killed; {len(lost)} partitions owned by the others after {owned_seconds:.1f} s", flush=True)
+    first, *others = there.names
+    lost, owned_seconds = await deployed.take_over(there, first, others)
+    print(f"{first} killed; {len(lost)} partitions owned by the others after {owned_seconds:.1f} s", flush=True)
     await asyncio.sleep(AFTER_OWNED)
     over.set()
     await reporting

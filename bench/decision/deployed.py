@@ -8,6 +8,7 @@ from random import Random
 from typing import Any, Final
 
 import asyncpg
+import psutil
 from aiokafka import AIOKafkaProducer
 
 from bench.decision import cell as cells
@@ -59,6 +60,7 @@ class Deployed:
         self.supervisor = supervisor
         self.deployment = deployment
         self.claimed = claimed
+        self.names = [SERVICE]
 
     @property
     def servers(self) -> tuple[Any, Any]:
@@ -100,6 +102,15 @@ class Deployed:
     def played(self) -> list[facts.Fact]:
         """The simulator's ledger."""
         return list(ledger.read(self.deployment.ledger))
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Processor time of each process so far, of PostgreSQL with that of its sessions."""
+        found = {}
+        for name in ("postgres", "kafka", *self.names, *OTHERS):
+            process = psutil.Process(self.supervisor[name].pid)
+            processes = [process, *process.children(recursive=True)]
+            found[name] = sum(sum(each.cpu_times()[:2]) for each in processes)
+        return found
 
     async def planner(self) -> Planner:
         """Planner on the database of the deployment, whose services end."""

@@ -1,7 +1,7 @@
 """Figures of the benchmark, its claims, and the lines that it prints. Pure."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -42,7 +42,8 @@ class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one run; `on` describes the machine and the versions measured."""
+    """Results of one run; `on` describes the machine and the versions measured. `cpu_ms`: processor time of each
+    process, in milliseconds per change."""
 
     command: str
     on: dict[str, Any]
@@ -53,6 +54,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     latency: Latency
     lost: int
     doubled: int
+    cpu_ms: Mapping[str, float]
     take_over: TakeOver | None = None
     cost: Cost | None = None
 
@@ -115,6 +117,9 @@ def lines(results: Results) -> list[str]:
         f"÷ that of a hop under load = {found.received_p99 / loaded.next_p99:.3g}; "
         f"{results.lost} lost, {results.doubled} doubled",
     ]
+    if results.cpu_ms:
+        parts = ", ".join(f"{name} {ms:g}" for name, ms in results.cpu_ms.items())
+        text.append(f"processor time per change {sum(results.cpu_ms.values()):.3g} ms: {parts}")
     if (taken := results.take_over) is not None:
         text.append(
             f"a provisioner killed: its {len(taken.partitions)} partitions owned after {taken.owned_seconds:.1f} s, "

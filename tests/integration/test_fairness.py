@@ -116,6 +116,19 @@ async def test_headroom_is_parted_evenly_and_used_up(provisioner: Provisioner) -
     assert max(found[name] for name in POOLS[1:]) - min(found[name] for name in POOLS[1:]) <= 2
 
 
+async def test_pools_that_are_dirty_have_their_parts(provisioner: Provisioner) -> None:
+    """The first of six pools that are dirty takes one of six units, though none waits yet."""
+    await provisioner.set_clock(10)
+    await provisioner.database.execute("DELETE FROM waiting_pool")
+    await provisioner.database.execute("UPDATE shared_window SET size = 8 WHERE stage = 'boot'")
+    await provisioner.demand(*(report(8, pool_id=name, at=1) for name in POOLS))
+    await provisioner.plan_step()
+    assert await starts(provisioner) == {POOLS[0]: 3}
+    await provisioner.jump_clock(11)
+    await provisioner.plan()
+    assert await starts(provisioner) == dict.fromkeys(POOLS, 1) | {POOLS[0]: 3}
+
+
 async def test_a_report_does_not_pass_those_that_wait(provisioner: Provisioner) -> None:
     """One unit is free; a pool that is planned for another reason leaves it to those that were woken for it."""
     await provisioner.set_clock(10)

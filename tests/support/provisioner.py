@@ -377,7 +377,7 @@ class Provisioner:
         async with self.database.acquire() as db, db.transaction():
             read, _ = await pools.observe(
                 db,
-                pool_id,
+                dirty=pools.Dirty(pool_id, frozenset()),
                 deadlines=self.settings.deadlines(),
                 unavailable_seconds=self.unavailable_seconds,
                 weight_half_life_seconds=self.settings.weight_half_life_seconds,

@@ -85,13 +85,15 @@ class ServiceSettings(EnvironmentSettings):
 
 class Loop(msgspec.Struct, frozen=True):
     """Periodic work. `step(database)` does one piece and returns true if there may be more; otherwise the loop waits
-    until it is woken or the tick has passed. `stop` is called after the last step, to end what steps have begun while
-    the database is still connected."""
+    until it is woken or the tick has passed. One that is not `woken` waits for its tick: time makes its work due, and
+    hundreds of events a second would have it look for some each time. `stop` is called after the last step, to end what
+    steps have begun while the database is still connected."""
 
     name: str
     step: Callable[[Database], Awaitable[bool]]
     tick_seconds: float = 1.0
     stop: Callable[[], Awaitable[None]] | None = None
+    woken: bool = True
 
 
 class Service:
@@ -311,7 +313,8 @@ class Service:
 
     async def _run_loop(self, loop: Loop, database: Database) -> None:
         wakeup = asyncio.Event()
-        self.runtime.wakeups.append(wakeup)
+        if loop.woken:
+            self.runtime.wakeups.append(wakeup)
         failures = 0
         while not self.runtime.stopping.is_set():
             wakeup.clear()
@@ -336,18 +339,19 @@ class Service:
             # Not wait_for, which in Python 3.11 loses a cancellation that comes with the wake-up.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(loop.tick_seconds):
-                    await wakeup.wait()
+                    await (wakeup if loop.woken else self.runtime.stopping).wait()
 
     def _own_loops(self) -> list[Loop]:
         return [
-            Loop("heartbeat", self._beat, self.settings.heartbeat_seconds),
-            Loop(PRUNE_LOOP, PruneLoop(self.retention, self.settings).step, EVERY_SECONDS),
-            Loop("watch-partitions", self._watch_partitions, 2.0),
-            Loop("alerts", self._republish_alerts, ALERTS_SECONDS),
+            Loop("heartbeat", self._beat, self.settings.heartbeat_seconds, woken=False),
+            Loop(PRUNE_LOOP, PruneLoop(self.retention, self.settings).step, EVERY_SECONDS, woken=False),
+            Loop("watch-partitions", self._watch_partitions, 2.0, woken=False),
+            Loop("alerts", self._republish_alerts, ALERTS_SECONDS, woken=False),
             Loop(
                 "measure-service",
                 Measure(SERVICE_GAUGES, partial(service_readings, runtime=self.runtime)).step,
                 MEASURE_SECONDS,
+                woken=False,
             ),
         ]
 

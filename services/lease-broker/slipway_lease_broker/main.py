@@ -58,7 +58,7 @@ def build(settings: Settings) -> Service:
             Loop("reception", progress.record, RECORD_SECONDS),
             Loop("gangs", GangLoop(admissions).step, tick_seconds=1.0),
             Loop("sweep", sweep, tick_seconds=5.0),
-            Loop("measure", Measure(gauges.NAMES, gauges.read).step, MEASURE_SECONDS),
+            Loop("measure", Measure(gauges.NAMES, gauges.read).step, MEASURE_SECONDS, woken=False),
         ],
         routers=[leases.router, lease_pools.router, http_gangs.router, slots.router],
         resources=[

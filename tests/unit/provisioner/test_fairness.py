@@ -13,6 +13,7 @@ from slipway_provisioner.domain.pool import Config, Shared, Stage
 
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
 BEFORE: Final = NOW - timedelta(minutes=1)
+FIRST: Final = NOW - timedelta(seconds=2)
 SHARE: Final = (image_key("linux"), "boot")
 OTHER: Final = (image_key("windows"), "boot")
 STAGE: Final = Stage(window=64)
@@ -26,6 +27,11 @@ def config(*shares: tuple[object, str]) -> Config:
     names = {"id": "c@1", "name": "c", "current_id": "c@1", "account_id": "a", "lease_pool_id": "a"}
     stages = {"launch": STAGE, "boot": STAGE, "claim": STAGE}
     return Config(image_revision="i", weight=1.0, prior_weight=1.0, shares=shares, **names, **stages)  # type: ignore[arg-type]
+
+
+@given(headroom=st.integers(0, 100), rivals=st.integers(0, 200))
+def test_pools_that_are_dirty_have_a_part(headroom: int, rivals: int) -> None:
+    assert fairness.part(headroom, known(rivals=rivals)) == -(-headroom // (rivals + 1))
 
 
 @given(headroom=st.integers(0, 100))
@@ -60,23 +66,18 @@ def test_pools_in_turn_use_all_headroom_evenly(headroom: int, needs: list[int]) 
 
 
 def test_a_plan_waits_for_the_windows_that_have_cut_it() -> None:
-    """Since the first plan that was cut; if it has taken a part, anew."""
+    """Since it became dirty before the first plan that was cut; if it has taken a part, anew."""
     rooms, shared = {SHARE: 0, OTHER: 5}, {SHARE: known(waiting_since=BEFORE)}
     able = [config(SHARE, OTHER)]
 
     def waits(units: int, room: int = 0) -> list[Wait]:
         taken = fairness.taken(able, {"c@1": units})
-        return fairness.waits(able, shared, rooms | {SHARE: room}, taken, missing=3, now=NOW)
+        return fairness.waits(able, shared, rooms | {SHARE: room}, taken, missing=3, since=FIRST, now=NOW)
 
     assert waits(0) == [Wait(SHARE, 3, BEFORE)]
     assert waits(2, room=2) == [Wait(SHARE, 3, NOW)]
     assert waits(2, room=3) == []
-    assert fairness.waits(able, shared, rooms, fairness.taken(able, {}), missing=0, now=NOW) == []
-    assert fairness.waits([], shared, rooms, {}, missing=3, now=NOW) == []
-
-
-def test_headroom_is_left_to_pools_that_wait() -> None:
-    shared = {SHARE: known(others=1)}
-    assert fairness.left(shared, {SHARE: 2}, {SHARE: 1}) == [SHARE]
-    assert fairness.left(shared, {SHARE: 2}, {SHARE: 2}) == []
-    assert fairness.left({SHARE: known()}, {SHARE: 2}, {SHARE: 1}) == []
+    shared[SHARE] = known()
+    assert waits(0) == [Wait(SHARE, 3, FIRST)]
+    assert fairness.waits(able, shared, rooms, fairness.taken(able, {}), missing=0, since=FIRST, now=NOW) == []
+    assert fairness.waits([], shared, rooms, {}, missing=3, since=FIRST, now=NOW) == []

@@ -31,7 +31,7 @@ async def cut(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> 
     if not keys:
         return plan
     await usage.lock(tx, keys)
-    shared = await pools.shared(tx, observed.pool.id, locked=keys)
+    shared = await pools.shared(tx, observed.pool.id, observed.dirty_since, locked=keys)
     return planning.cut(msgspec.structs.replace(observed, shared=shared), plan, now=now)
 
 

@@ -1,6 +1,6 @@
 """Turns of pools on the headroom of a shared window. Pure.
 
-A plan that a shared window has cut waits for it, since the first plan that it cut. Of the headroom that becomes free,
+A pool whose plan a shared window has cut waits for it, since it became dirty. Of the headroom that becomes free,
 those that have waited longest take their parts in turn: each at most an even part, and then it waits at the end.
 """
 
@@ -26,13 +26,11 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 def part(headroom: int, known: Shared) -> int:
-    """Units of the headroom that a pool may take now: all if no other waits, none before those that are woken for it,
-    and else an even part, rounded up."""
-    if not known.others:
-        return headroom
-    if known.ahead >= WOKEN * headroom:
+    """Units of the headroom that a pool may take now: an even part, rounded up, if others wait or are about to be
+    planned, and none before those that are woken for it."""
+    if known.others and known.ahead >= WOKEN * headroom:
         return 0
-    return ceil(headroom / (known.others + 1))
+    return ceil(headroom / (known.others + known.rivals + 1))
 
 
 def taken(configs: Sequence[Config], units: Mapping[str, int]) -> dict[Share, int]:
@@ -51,27 +49,21 @@ def waits(
     units: Mapping[Share, int],
     *,
     missing: int,
+    since: datetime,
     now: datetime,
 ) -> list[Wait]:
     """Shared windows that a plan waits for, in the order of their texts: those of configs that are `able` to launch
     more, which have no room beyond the `units` that the plan takes of them.
 
-    `missing` units are needed beyond these. A window of which some were taken is waited for anew.
+    `missing` units are needed beyond these. The pool has been dirty `since` a time, and waits for a window from then
+    on; one of which some units were taken it waits for anew.
     """
     if missing <= 0:
         return []
     full = {share for config in able for share in config.shares if share in rooms and rooms[share] <= units[share]}
     return [
-        Wait(share, missing, now if units[share] else shared[share].waiting_since or now) for share in in_order(full)
+        Wait(share, missing, now if units[share] else shared[share].waiting_since or since) for share in in_order(full)
     ]
-
-
-def left(shared: Mapping[Share, Shared], headrooms: Mapping[Share, int], units: Mapping[Share, int]) -> list[Share]:
-    """Shared windows with headroom beyond the `units` that a plan takes, for which other pools wait, in the order of
-    their texts."""
-    return in_order(
-        share for share, known in shared.items() if known.others and headrooms.get(share, 0) > units.get(share, 0)
-    )
 
 
 def in_order(shares: Iterable[Share]) -> list[Share]:

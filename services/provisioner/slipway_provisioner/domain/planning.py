@@ -70,7 +70,8 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
 
 def cut(observed: Observed, made: Plan, *, now: datetime) -> Plan:
     """The plan, or if its launches exceed shared windows, which are as `observed` now and locked, one with those that
-    fit. If others of its configs have room, it is planned again at once."""
+    fit. It is planned again at once, after the pools that are dirty already, if others of its configs have room, or if
+    it leaves headroom that no other waits for."""
     shared = {known.share: known for known in observed.shared}
     unavailable = observed.calculator_unavailable_seconds > 0
     launches = headroom.cut(made.launches, shared, calculator_unavailable=unavailable)
@@ -86,7 +87,8 @@ def cut(observed: Observed, made: Plan, *, now: datetime) -> Plan:
             notes[config.id]["reason"] = windows.trip_reason(config, shared) or f"the {limiting} is full"
     plan = _plan(observed, launches, notes, now)
     has_room = any(_fits_more(observed, config, units) for config in _able(observed, units))
-    return msgspec.structs.replace(plan, reconsider_after_seconds=0.0) if has_room else plan
+    is_next = any(not shared[wait.share].others for wait in plan.waits if wait.share in _with_headroom(observed, units))
+    return msgspec.structs.replace(plan, reconsider_after_seconds=0.0) if has_room or is_next else plan
 
 
 def _needs(observed: Observed) -> tuple[int, int, int]:
@@ -176,6 +178,7 @@ def _plan(observed: Observed, launches: list[Launch], configs: dict[str, Any], n
     }
     if limiting:
         details["limits"] = [{"kind": each.kind, "text": each.text} for each in limiting]
+    awaited = {known.share for known in observed.shared if known.others}
     return Plan(
         launches=launches,
         cancel=cancel,
@@ -195,7 +198,7 @@ def _plan(observed: Observed, launches: list[Launch], configs: dict[str, Any], n
             observed, now, seen, spare - len(cancel) - len(stop), needed - launched, reached
         ),
         waits=[] if blocked else _waits(observed, _units(launches), launchable - launched, now),
-        left=_left(observed, launches),
+        left=[share for share in _with_headroom(observed, _units(launches)) if share in awaited],
     )
 
 
@@ -228,13 +231,23 @@ def _fits_more(observed: Observed, config: Config, units: Mapping[str, int]) -> 
 def _waits(observed: Observed, units: Mapping[str, int], missing: int, now: datetime) -> list[Wait]:
     shared = {known.share: known for known in observed.shared}
     taken = fairness.taken(observed.configs, units)
-    return fairness.waits(_able(observed, units), shared, _rooms(observed), taken, missing=missing, now=now)
+    return fairness.waits(
+        _able(observed, units),
+        shared,
+        _rooms(observed),
+        taken,
+        missing=missing,
+        since=observed.dirty_since or now,
+        now=now,
+    )
 
 
-def _left(observed: Observed, launches: Sequence[Launch]) -> list[Share]:
+def _with_headroom(observed: Observed, units: Mapping[str, int]) -> list[Share]:
+    """Shared windows with headroom for more than these units by config id."""
     shared = {known.share: known for known in observed.shared}
-    headrooms = windows.headrooms(shared, calculator_unavailable=observed.calculator_unavailable_seconds > 0)
-    return fairness.left(shared, headrooms, fairness.taken(observed.configs, _units(launches)))
+    found = windows.headrooms(shared, calculator_unavailable=observed.calculator_unavailable_seconds > 0)
+    taken = fairness.taken(observed.configs, units)
+    return fairness.in_order(share for share, headroom in found.items() if headroom > taken.get(share, 0))
 
 
 def _surplus(observed: Observed, registered_spare: int, now: datetime) -> tuple[int, Surplus]:

@@ -123,6 +123,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     nothing but can trip. `unconfirmed`: starts that failed or are overdue since the last success; `forgiven`: how many
     of them there were when the pool was last unfrozen. The pool has waited for it since `waiting_since`, for
     `waiting_units`; `others` wait too, `ahead` of them for longer, both counted up to what the window can hold.
+    `rivals` are about to be planned, and may need it as well; they are known once its key is locked.
     """
 
     key: Key
@@ -138,6 +139,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     waiting_units: int = 0
     others: int = 0
     ahead: int = 0
+    rivals: int = 0
 
     @property
     def share(self) -> Share:
@@ -228,6 +230,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     busy: Sequence[Busy] = ()  # oldest first: the marked ones, and as many more as are surplus
     surplus: Surplus = Surplus()  # as of the last plan
     missing_since: datetime | None = None  # since when workers have been missing and none has registered
+    dirty_since: datetime | None = None
     registered: bool = False  # since the last plan, of workers that have ended also
     idle_timeout_seconds: float
     calculator_unavailable_seconds: float = 0.0  # 0 while it is available

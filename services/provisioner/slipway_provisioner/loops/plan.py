@@ -109,12 +109,11 @@ async def plan_next(
             claimed()
             observed, now = await pools.observe(
                 db,
-                pool_id,
+                dirty=dirty,
                 deadlines=settings.deadlines(),
                 unavailable_seconds=calculator_unavailable_seconds(),
                 weight_half_life_seconds=settings.weight_half_life_seconds,
                 attempt_seconds=settings.unavailable_attempt_seconds,
-                registered=marks.REGISTERED in dirty.reasons,
                 tariff=settings.tariff(),
             )
             plan = await cut(db, observed, planning.plan(observed, now=now), now)
@@ -124,9 +123,8 @@ async def plan_next(
             if marks.FAILED in dirty.reasons:
                 await outbox.enqueue(db, [_failing(AlertResolved, pool_id, f"planning {pool_id} succeeds again")])
     except CONTENDED:
-        if pool_id is None:
-            raise
-        await marks.requeue(database, pool_id)
+        if pool_id is not None:
+            await marks.requeue(database, pool_id)
         return True
     except Exception as error:
         if pool_id is None or is_infrastructure(error):

@@ -133,15 +133,17 @@ END $$"""
 # Nothing is planned before the relay has compared this database with the log on the running server.
 # The rest of the transaction waits for no lock longer than `timeout`.
 CLAIM_DIRTY: Final = f"""
-CREATE FUNCTION claim_dirty(timeout text, OUT claimed_id text, OUT reasons text[]) LANGUAGE plpgsql AS $$ BEGIN
+CREATE FUNCTION claim_dirty(
+    timeout text, OUT claimed_id text, OUT reasons text[], OUT since timestamptz
+) LANGUAGE plpgsql AS $$ BEGIN
     SELECT p.id INTO claimed_id FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id
     WHERE d.due_at <= slipway_clock()
         AND ({TRUSTED})
     ORDER BY d.id LIMIT 1 FOR UPDATE OF p SKIP LOCKED;
     PERFORM set_config('lock_timeout', timeout, true);
     WITH unmarked AS (
-        DELETE FROM dirty_pool WHERE pool_id = claimed_id AND due_at <= slipway_clock() RETURNING reason)
-    SELECT coalesce(array_agg(reason), '{{}}') INTO reasons FROM unmarked;
+        DELETE FROM dirty_pool WHERE pool_id = claimed_id AND due_at <= slipway_clock() RETURNING reason, due_at)
+    SELECT coalesce(array_agg(reason), '{{}}'), min(due_at) INTO reasons, since FROM unmarked;
 END $$"""
 # Transition tables have no column list, so a statement trigger on updates would fire for each heartbeat. This one does
 # not: a heartbeat sets none of its columns.

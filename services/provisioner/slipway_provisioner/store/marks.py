@@ -27,8 +27,9 @@ REQUEUE: Final = """
 WITH due AS (
     DELETE FROM dirty_pool WHERE id IN (
         SELECT id FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() FOR UPDATE SKIP LOCKED)
-    RETURNING pool_id, reason)
-INSERT INTO dirty_pool (pool_id, reason) SELECT DISTINCT pool_id, reason FROM due"""
+    RETURNING pool_id, reason, due_at)
+INSERT INTO dirty_pool (pool_id, reason, due_at)
+SELECT pool_id, reason, min(due_at) FROM due GROUP BY pool_id, reason"""
 POSTPONE: Final = f"""
 UPDATE dirty_pool SET due_at = slipway_clock() + $2 * interval '1 s', reason = '{FAILED}' WHERE id IN (
     SELECT id FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() FOR UPDATE SKIP LOCKED)"""

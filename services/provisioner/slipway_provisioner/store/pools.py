@@ -18,7 +18,7 @@ from slipway_provisioner.domain.deadlines import DEFAULT_PROFILE, DefaultDeadlin
 from slipway_provisioner.domain.fairness import WOKEN
 from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.pool import Busy, Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
-from slipway_provisioner.store import ageing, balance, demand, launch_stops, limits, restores, usage
+from slipway_provisioner.store import ageing, balance, demand, launch_stops, limits, marks, restores, usage
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, seconds
 from slipway_provisioner.store.tables import launch_config, worker_pool
@@ -75,7 +75,7 @@ LEFT JOIN LATERAL (
     WHERE launch_config_id = c.id) AS o ON true
 WHERE c.pool_id = $1 AND c.state <> 'archived' ORDER BY c.id"""
 # Over all pools. In one statement, so that a start that fails at this moment counts either as in flight or as failed.
-SHARED: Final = f"""
+_SHARED: Final = f"""
 WITH mine AS MATERIALIZED (
     SELECT DISTINCT k.kind, k.key, k.stage FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
     WHERE c.pool_id = $1 AND c.state <> 'archived')
@@ -90,13 +90,26 @@ SELECT m.kind, m.key, m.stage, s.size,
             LIMIT greatest(1, s.size)) AS o) AS others, (
         SELECT count(*)::int FROM (
             SELECT FROM waiting_pool o WHERE (o.key, o.stage) = (m.key, m.stage) AND o.pool_id <> $1
-                AND (w.waiting_since IS NULL OR (o.waiting_since, o.pool_id) < (w.waiting_since, $1))
-            LIMIT {WOKEN}::bigint * greatest(1, s.size)) AS o) AS ahead
+                AND (o.waiting_since, o.pool_id) < (coalesce(w.waiting_since, {{dirty_since}}::timestamptz), $1)
+            LIMIT {WOKEN}::bigint * greatest(1, s.size)) AS o) AS ahead, {{rivals}} AS rivals
 FROM mine m LEFT JOIN shared_window s USING (key, stage)
 LEFT JOIN ({usage.SHARED.format(keys="ARRAY(SELECT key FROM mine)")}) AS u USING (key, stage)
 LEFT JOIN forgiven f ON f.pool_id = $1 AND f.key = m.key AND f.stage = m.stage
 LEFT JOIN waiting_pool w ON w.pool_id = $1 AND w.key = m.key AND w.stage = m.stage
 ORDER BY m.key, m.stage"""
+SHARED: Final = _SHARED.format(rivals="0", dirty_since="$2")
+RIVALS_MAX: Final = 100
+# The pools that have been dirty longest: more than a few would only make the part of each smaller than one.
+SHARED_LOCKED: Final = _SHARED.format(
+    dirty_since="$2",
+    rivals=f"""(
+        SELECT count(DISTINCT d.pool_id)::int FROM (
+            SELECT pool_id FROM dirty_pool WHERE due_at <= slipway_clock() ORDER BY id LIMIT {RIVALS_MAX}) AS d
+        JOIN launch_config c ON c.pool_id = d.pool_id AND c.state = 'active'
+            AND m.key IN (c.image_key, c.quota_key, c.capacity_key, c.subnet_key)
+        WHERE d.pool_id <> $1 AND NOT EXISTS (
+            SELECT FROM waiting_pool o WHERE (o.pool_id, o.key, o.stage) = (d.pool_id, m.key, m.stage)))""",
+)
 # A call may start at any moment for workers with a lease, unless their revision drains or nobody calls their account.
 WAITING_WORKERS: Final = f"""
 SELECT w.id::text AS worker_id, w.launch_config_id AS config_id, w.probe_permit AS permit
@@ -143,10 +156,11 @@ def _rows(statement: str) -> str:
 
 # One statement, so that all of it is of one moment. A start that fails, or a worker that ends, counts in exactly one of
 # those that a decision compares: starts in flight and failures, workers and claimed tasks. $2 are the deadlines, $3 the
-# seconds between two attempts, $4 those of a day.
+# seconds between two attempts, $4 those of a day, $5 is since when the pool has been dirty.
 OBSERVE: Final = f"""
 SELECT slipway_clock() AS now, {_row(POOL)} AS pool, {_row(LAUNCH_STOPS)} AS launch_stop,
-    {_rows(CONFIGS)} AS configs, {_rows(SHARED)} AS shared, {_row(FLEET)} AS fleet, {_rows(demand.OBSERVE)} AS demands,
+    {_rows(CONFIGS)} AS configs, {_rows(_SHARED.format(rivals="0", dirty_since="$5"))} AS shared,
+    {_row(FLEET)} AS fleet, {_rows(demand.OBSERVE)} AS demands,
     {_rows(WAITING_WORKERS)} AS waiting, {_rows(IDLE_WORKERS)} AS idle, {_rows(ageing.LIVES)} AS lives,
     EXISTS ({limits.OF_POOL}) AS is_limited"""
 KNOWN: Final = Statement(
@@ -174,33 +188,34 @@ COPIED: Final = (
 
 
 class Dirty(msgspec.Struct, frozen=True):
-    """A dirty pool and the reasons of its marks."""
+    """A dirty pool, the reasons of its marks, and since when the first of them has been due; None if another planner
+    has just put them behind."""
 
     pool_id: str
     reasons: frozenset[str]
+    since: datetime | None = None
 
 
 async def claim_dirty(tx: Connection, lock_seconds: float) -> Dirty | None:
     """Lock the pool that has been dirty longest and that no planner holds; None if there is none. After that no
     statement of the transaction waits for a lock longer than `lock_seconds`."""
     row = await tx.fetchrow("SELECT * FROM claim_dirty($1)", f"{lock_seconds * 1000:.0f}ms")
-    return None if row["claimed_id"] is None else Dirty(row["claimed_id"], frozenset(row["reasons"]))
+    return None if row["claimed_id"] is None else Dirty(row["claimed_id"], frozenset(row["reasons"]), row["since"])
 
 
 async def observe(
     tx: Connection,
-    pool_id: str,
     *,
     deadlines: DefaultDeadlines,
     unavailable_seconds: float,
     weight_half_life_seconds: float,
     attempt_seconds: float,
-    registered: bool = False,
+    dirty: Dirty,
     tariff: Tariff = Tariff(),
 ) -> tuple[Observed, datetime]:
-    """Read the input of a decision, and the time. The caller holds the pool's lock. `registered`: a worker has since
-    the last one."""
-    read = await tx.fetchrow(OBSERVE, pool_id, deadlines, attempt_seconds, tariff.day_seconds)
+    """Read the input of a decision, and the time. The caller holds the lock of the `dirty` pool."""
+    pool_id = dirty.pool_id
+    read = await tx.fetchrow(OBSERVE, pool_id, deadlines, attempt_seconds, tariff.day_seconds, dirty.since)
     row, counts, launch_stop = dict(read["pool"]), dict(read["fleet"]), read["launch_stop"]
     attempt_in_seconds, idle_seconds = row.pop("attempt_in_seconds"), row.pop("idle_seconds")
     missing_since = msgspec.convert(row.pop("missing_since"), datetime | None)
@@ -230,7 +245,8 @@ async def observe(
         busy=[Busy(**row) for row in busy],
         surplus=surplus,
         missing_since=missing_since,
-        registered=registered,
+        dirty_since=dirty.since,
+        registered=marks.REGISTERED in dirty.reasons,
         idle_timeout_seconds=deadlines[DEFAULT_PROFILE]["idle_seconds"] if idle_seconds is None else idle_seconds,
         calculator_unavailable_seconds=unavailable_seconds,
         weight_half_life_seconds=weight_half_life_seconds,
@@ -242,9 +258,11 @@ async def observe(
     return observed, read["now"]
 
 
-async def shared(tx: Connection, pool_id: str, *, locked: Collection[str] = ()) -> list[Shared]:
+async def shared(
+    tx: Connection, pool_id: str, dirty_since: datetime | None = None, *, locked: Collection[str] = ()
+) -> list[Shared]:
     """Shares of a pool's revisions. Counters of those that are `locked` are folded where they have many rows."""
-    rows = await tx.fetch(SHARED, pool_id)
+    rows = await tx.fetch(SHARED_LOCKED if locked else SHARED, pool_id, dirty_since)
     many = {row["key"] for row in rows if row["counter_rows"] > usage.FOLDED_ROWS}
     if foldable := sorted(many & set(locked)):
         await usage.fold_shared(tx, foldable)

@@ -536,15 +536,17 @@ CREATE TRIGGER headroom_freed AFTER INSERT ON shared_usage FOR EACH ROW
 WHEN (new.in_flight + new.unfolded < 0) EXECUTE FUNCTION wake_waiting();
 -- Lock the pool that has been dirty longest and that no planner holds, then delete its marks that are due, in a
 -- statement that begins after the lock. The rest of the transaction waits for no lock longer than `timeout`.
-CREATE FUNCTION claim_dirty(timeout text, OUT claimed_id text, OUT reasons text[]) LANGUAGE plpgsql AS $$ BEGIN
+CREATE FUNCTION claim_dirty(
+    timeout text, OUT claimed_id text, OUT reasons text[], OUT since timestamptz
+) LANGUAGE plpgsql AS $$ BEGIN
     SELECT p.id INTO claimed_id FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id
     WHERE d.due_at <= slipway_clock()
         AND (SELECT EXISTS (SELECT FROM incarnation WHERE server = slipway_server() AND requested IS NULL))
     ORDER BY d.id LIMIT 1 FOR UPDATE OF p SKIP LOCKED;
     PERFORM set_config('lock_timeout', timeout, true);
     WITH unmarked AS (
-        DELETE FROM dirty_pool WHERE pool_id = claimed_id AND due_at <= slipway_clock() RETURNING reason)
-    SELECT coalesce(array_agg(reason), '{}') INTO reasons FROM unmarked;
+        DELETE FROM dirty_pool WHERE pool_id = claimed_id AND due_at <= slipway_clock() RETURNING reason, due_at)
+    SELECT coalesce(array_agg(reason), '{}'), min(due_at) INTO reasons, since FROM unmarked;
 END $$;
 """
 
