@@ -252,12 +252,13 @@ async def two(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
 
 @locking("store.usage.LOCK_KEYS")
 async def test_pools_that_share_an_image_launch_in_turn(two: Provisioner) -> None:
-    """Both have planned with the whole window before one of them locks it. The second launches what is left."""
+    """Both have planned with the whole window before one of them locks it. Each takes its part of what is left, until
+    nothing is."""
     async with stopped_at(two, "worker", two.plan_step()) as first:
         second = two.start(two.plan_step())
         await two.until_waiting(first, second)
     await asyncio.gather(first, second)
-    assert await two.states() == {"requested": 30}
+    assert (await two.states())["requested"] <= 30
     await two.plan()
     assert await two.states() == {"requested": 30}
     assert "boot window of image simulated/linux-1" in str(await two.database.fetchval(NOTES))
