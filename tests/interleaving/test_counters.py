@@ -114,7 +114,9 @@ async def delete(db: Connection) -> None:
 async def fold_failures(db: Connection) -> None:
     """Store a weight record that has folded the failures."""
     stage = weight().stages["boot"]
-    record = weight(stages=dict.fromkeys(("launch", "boot", "claim"), stage.__replace__(failures_folded=1)))
+    record = weight(
+        stages=dict.fromkeys(("launch", "boot", "claim"), msgspec.structs.replace(stage, failures_folded=1))
+    )
     await weights.fold(db, await weights.upsert(db, [(9, record)]))
 
 

@@ -30,9 +30,8 @@ async def sweep_next(
             return False
         await marks.dirty(db, {pool_id}, reason="sweep")
         await sweeps.republish(db, pool_id)
-        drift = await usage.repair_pool(db, pool_id)
-        if await sweeps.is_first(db, pool_id):
-            drift += await usage.repair_shared(db)
+        drift = await usage.repair_shared(db) if await sweeps.is_first(db, pool_id) else 0
+        drift += await usage.repair_pool(db, pool_id)  # keys are locked before workers
         if drift:
             metrics.USAGE_DRIFT.inc(drift)
             LOG.error("counters of starts in flight differed from the workers and were repaired", drift=drift)

@@ -458,11 +458,12 @@ async def put_configs(tx: Connection, writes: Writes) -> None:
         await tx.execute(FALL_BACK.text, *FALL_BACK.rows(fallbacks))
     for health in _chunks(writes.health):
         await tx.execute(ADAPT.text, *ADAPT.rows(health))
-        await usage.copy(tx, _ids(health))
     new = sorted(revision.id for revision in writes.new_revisions)
     for ids in _chunks(sorted({*new, *writes.renewed})):
         await add_shares(tx, ids)
         await usage.add_outcomes(tx, ids)
+    for health in _chunks(writes.health):
+        await usage.copy(tx, _ids(health))
     for ids in _chunks(new):
         rows = await tx.fetch(STATES.text, *STATES.arguments(ids=ids))
         await outbox.enqueue(tx, [config_events.LaunchConfigCreated(**configs.state(row)) for row in rows])

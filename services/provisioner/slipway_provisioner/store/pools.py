@@ -231,7 +231,7 @@ async def observe(
         idle = read["idle"]
         most = marked + accounting.surplus(pool, accounting.protected(demands), fleet)
         busy = await tx.fetch(BUSY, pool_id, most) if most else ()
-    if sum(row["counter_rows"] - 1 for row in read["configs"]) > usage.FOLDED_ROWS:
+    if sum(max(0, row["counter_rows"] - 1) for row in read["configs"]) > usage.FOLDED_ROWS:
         await usage.fold_pool(tx, pool_id)
     observed = Observed(
         pool=pool,
