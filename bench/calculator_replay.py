@@ -5,9 +5,9 @@ The yardstick processes the same records without any work on them: reading, dupl
 
 import asyncio
 import gc
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from statistics import median
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +15,7 @@ from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from bench import worker_events
+from bench.own_time import own_seconds
 from bench.spread import Spread, spread
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import new_id
@@ -24,7 +25,7 @@ from slipway_common.events.topics import TOPIC_OF
 from slipway_common.messaging.consume import Batch, Place
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.leader_loop import LeaderLoop
-from slipway_common.messaging.leadership import Turn, Work
+from slipway_common.messaging.leadership import Turn
 from slipway_common.messaging.records import Received
 from slipway_common.messaging.relay import partition_for
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -43,11 +44,11 @@ Log = dict[Place, list[ConsumerRecord[bytes, bytes]]]
 
 
 class CalculatorReplay(msgspec.Struct, frozen=True, kw_only=True):
-    """Events per second.
+    """Events per second, of the time in which neither the process nor its session waited for a processor.
 
     `folded`: fold and commit, all that a turn does with events between reading and the database's answer; `read`:
     consume and decode only, from the client's first record to the last commit; `applied`: the same with all work done.
-    `ratio`: median `folded_per_second` over median `read_per_second`.
+    `ratio`: `folded_per_second` over `read_per_second`, in the median of the rounds.
     """
 
     events: int
@@ -66,20 +67,22 @@ class TimedCalculation(Calculation):
     """
 
     seconds = 0.0
+    session = 0
 
     def begin(self, turn: Turn) -> None:
-        began = time.perf_counter()
+        began = own_seconds()
         super().begin(turn)
-        now = self._handed_at = time.perf_counter()
-        self.seconds += now - began
+        self._handed_at = own_seconds(self.session)
+        self.seconds += own_seconds() - began
 
     async def handle(self, tx: Connection, events: Sequence[Received]) -> None:
-        self._handed_at = time.perf_counter()
+        self.session = tx.get_server_pid()
+        self._handed_at = own_seconds(self.session)
         await super().handle(tx, events)
 
     def committed(self) -> bool:
         published = super().committed()
-        self.seconds += time.perf_counter() - self._handed_at
+        self.seconds += own_seconds(self.session) - self._handed_at
         return published
 
 
@@ -87,6 +90,7 @@ class NoWork:
     """Leader work that reads the calculator's topics and does nothing."""
 
     topics = TOPICS
+    session = 0
 
     async def load(self, tx: Connection) -> None:
         """Load nothing."""
@@ -96,6 +100,7 @@ class NoWork:
 
     async def handle(self, tx: Connection, events: Sequence[Received]) -> None:
         """Fold nothing."""
+        self.session = tx.get_server_pid()
 
     async def store(self, tx: Connection, turn: Turn, batch: Batch | None) -> None:
         """Store nothing."""
@@ -113,17 +118,18 @@ class TimedReader(Reader):
     began = 0.0
     ended = 0.0
 
-    def __init__(self, records: Log) -> None:
+    def __init__(self, records: Log, work: "TimedCalculation | NoWork") -> None:
         super().__init__(records)
         self.empty = asyncio.Event()
+        self.work = work
 
     async def getmany(
         self, *, timeout_ms: int = 0, max_records: int | None = None
     ) -> dict[TopicPartition, Sequence[ConsumerRecord[bytes, bytes]]]:
-        self.began = self.began or time.perf_counter()
+        self.began = self.began or own_seconds()
         found = await super().getmany(timeout_ms=timeout_ms, max_records=max_records)
         if not found:
-            self.ended = self.ended or time.perf_counter()
+            self.ended = self.ended or own_seconds(self.work.session)
             self.empty.set()
             await asyncio.sleep(timeout_ms / 1000)
         return found
@@ -144,7 +150,7 @@ async def measure(server: EmbeddedPostgres, number: int) -> CalculatorReplay:
     gc.freeze()  # a Kafka client holds records in its buffers, not as Python objects
     template = f"replay_{number}"
     await migrate.upgrade(await server.create_database(template), SERVICE)
-    await _seconds(server.url(template), Calculation(), declared)
+    await _seconds(server.url(template), TimedCalculation(), declared)
     folded: list[float] = []
     applied: list[float] = []
     read: list[float] = []
@@ -163,15 +169,15 @@ async def measure(server: EmbeddedPostgres, number: int) -> CalculatorReplay:
         folded_per_second=spread(folded),
         applied_per_second=spread(applied),
         read_per_second=spread(read),
-        ratio=round(spread(folded).median / spread(read).median, 2),
+        ratio=round(median(fold / plain for fold, plain in zip(folded, read, strict=True)), 2),
     )
 
 
-async def _seconds(url: str, work: Work, records: Log) -> float:
+async def _seconds(url: str, work: TimedCalculation | NoWork, records: Log) -> float:
     """Run the work until all records are applied; return the seconds taken."""
     pool = await postgres.connect(url, SERVICE)
     try:
-        reader = TimedReader(records)
+        reader = TimedReader(records, work)
         alone = LeaderLoop(work, service=SERVICE, bootstrap_servers="", prefix="", instance="bench", wake=lambda: None)
         with reading(reader):
             running = asyncio.create_task(alone.run(pool))

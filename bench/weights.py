@@ -5,6 +5,7 @@ published weight. Prints each figure with its yardstick from the same run, then 
 false. KEEP=1 writes bench/results/weights.json. SECONDS is the approximate time of the measurements.
 """
 
+import gc
 import logging
 import os
 import sys
@@ -22,6 +23,7 @@ from bench.claims import report as report_claims
 from bench.events import surroundings
 from bench.fold import Fold
 from bench.publish_latency import PublishLatency
+from slipway_common.service import GARBAGE_OBJECTS
 from slipway_local.servers.guard import guard
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -29,9 +31,14 @@ from slipway_local.servers.supervisor import Supervisor, run
 
 SECONDS: Final = 20.0
 FEW, MANY = 200, 10_000
-FOLD_CLAIM: Final = 150_000
-REPLAY_CLAIM: Final = {FEW: 100_000, MANY: 60_000}
-LATENCY_CLAIM: Final = 150.0
+FOLD_CLAIM: Final = 0.05
+"""Least share of the rate at which one value a configuration is replaced, and nothing else is done."""
+REPLAY_CLAIM: Final = {FEW: 0.7, MANY: 0.3}
+"""Least share of the rate at which the same records are consumed and decoded only. Of many configs a turn changes each
+one a few times, and computes its trips, alerts and record anew."""
+LATENCY_CLAIM, HOPS_CLAIM = 150.0, 2.0
+"""Milliseconds that a weight may take by intention, which is computed and published in turns, and slow hops of Kafka
+beside these."""
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,16 +105,20 @@ def report(results: Results) -> int:
         f"at {latency.per_second}/s\n"
         f"         plain append → read p50 {latency.plain_p50} ms, p99 {latency.plain_p99} ms; ratio {latency.ratio}"
     )
-    claims = {f"fold ≥ {FOLD_CLAIM:,}/s": folded.folded_per_second.median >= FOLD_CLAIM}
+    share = 1 / folded.ratio
+    claims = {f"fold {share:.2f} of replacing a value an event ≥ {FOLD_CLAIM:g}": share >= FOLD_CLAIM}
     for replayed in results.replays:
         claim = REPLAY_CLAIM[replayed.configs]
-        name = f"replay of {replayed.configs:,} configs ≥ {claim:,}/s"
-        claims[name] = replayed.folded_per_second.median >= claim
-    claims[f"outcome → weight p99 ≤ {LATENCY_CLAIM:g} ms"] = latency.p99 <= LATENCY_CLAIM
+        name = f"replay of {replayed.configs:,} configs {replayed.ratio:g} of decoding alone ≥ {claim:g}"
+        claims[name] = replayed.ratio >= claim
+    bound = LATENCY_CLAIM + HOPS_CLAIM * latency.plain_p99
+    name = f"outcome → weight p99 {latency.p99:g} ≤ {LATENCY_CLAIM:g} ms + {HOPS_CLAIM:g} × the p99 of an append"
+    claims[name] = latency.p99 <= bound
     return report_claims(claims)
 
 
 if __name__ == "__main__":
+    gc.set_threshold(GARBAGE_OBJECTS)  # as the service does
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a new broker first answers with retriable errors
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     sys.exit(run(measure))

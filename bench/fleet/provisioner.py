@@ -14,7 +14,6 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -35,6 +34,7 @@ from bench.fleet.parts import (
     Played,
     Window,
 )
+from bench.own_time import own_seconds
 from bench.sides import READY
 from slipway_common.base.ids import new_id
 from slipway_common.database import postgres
@@ -119,16 +119,6 @@ def declaration(fleet: Fleet) -> dict[str, Any]:
             for number in numbers
         ],
     }
-
-
-def own_seconds() -> float:
-    """Time without that in which this process waited for a processor, which other processes had. Where the system does
-    not tell, all time."""
-    try:
-        waited = int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
-    except OSError:
-        waited = 0.0
-    return time.monotonic() - waited
 
 
 class TimedLauncher(Launcher):

@@ -4,6 +4,8 @@ A service composes notes from lists and from foreign text, of any length: an eve
 are never cut, since others look up by them.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -13,12 +15,13 @@ from slipway_common.base.text import NOTE, Note
 
 NOTES_MAX: Final = 20  # of one field: together they are far below the limit of a record
 NOTE_TYPE: Final = inspect.type_info(Note)
+_type_of: Final[Callable[[type], inspect.Type]] = cache(inspect.type_info)
 
 
 def fitted(event: Any) -> Any:
     """The event with its notes cut. Raises msgspec.ValidationError if another text of it is too long."""
     kind = type(event)
-    return msgspec.convert(_cut(msgspec.to_builtins(event), inspect.type_info(kind)), kind)
+    return msgspec.convert(_cut(msgspec.to_builtins(event), _type_of(kind)), kind)
 
 
 def _cut(data: Any, kind: inspect.Type) -> Any:

@@ -8,6 +8,7 @@ page: a failing credential, quota or image is a page; alerts of configs and pool
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -19,9 +20,10 @@ from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert
 from slipway_common.events.fitting import fitted
 from slipway_common.events.scopes import Key, config_key, credential_key
 from slipway_weight_calculator.domain import signals
-from slipway_weight_calculator.domain.draft import Draft
+from slipway_weight_calculator.domain.draft import ActiveTrip, Draft
 from slipway_weight_calculator.domain.record import failure_text
 from slipway_weight_calculator.domain.rows import STAGES, Config, Row, pool_key
+from slipway_weight_calculator.domain.signals import Signal
 from slipway_weight_calculator.domain.trips import CODE_LENGTH_MAX, HEALTHY, Failure, Trip
 
 SERVICE: Final = "weight-calculator"
@@ -83,6 +85,8 @@ class _Changes:
         self.open_alerts = open_alerts
         self.now = now
         self.raised: dict[str, AlertRaised] = {}
+        self._tripped_by: dict[str, tuple[list[ActiveTrip], Signal | None]] = {}
+        self._effects: dict[str, str] = {}
 
     def changes(self) -> Iterator[Alert]:
         draft, world = self.draft, self.draft.world
@@ -120,6 +124,13 @@ class _Changes:
         elif before is not None:
             ended = "recovered" if self.configs_of(subject) else "is no longer in use"
             yield _resolved(before, f"{_subject(subject)} {ended}")
+
+    def tripped_by(self, config: Config) -> tuple[list[ActiveTrip], Signal | None]:
+        """Active trips of a config and the down signal on it: read once for the alerts on it, its pool, its keys."""
+        if config.id not in self._tripped_by:
+            down = signals.down_signal(self.draft.signals_on(config.id))
+            self._tripped_by[config.id] = self.draft.trips_on(config), down
+        return self._tripped_by[config.id]
 
     def configs_of(self, subject: Key) -> list[Config]:
         """Active configs of the subject of an alert, by id: a config's own, or those of a pool or of a shared key."""
@@ -166,9 +177,9 @@ class _Changes:
         config = self.draft.config(config_id)
         if config is None or not config.active:
             return None
-        own = [(stage, trip) for key, stage, trip in self.draft.trips_on(config) if key == config.key]
-        down = signals.down_signal(self.draft.signals_on(config_id))
-        if dedup_key(CONFIG, config.key) not in self.open_alerts and self.is_paged(config.shared["image"]):
+        active, down = self.tripped_by(config)
+        own = [(stage, trip) for key, stage, trip in active if key == config.key]
+        if own and dedup_key(CONFIG, config.key) not in self.open_alerts and self.is_paged(config.shared["image"]):
             own = [(stage, trip) for stage, trip in own if stage == "launch"]
         if not own and down is None:
             return None
@@ -200,7 +211,7 @@ class _Changes:
         causes: dict[Key, None] = {}
         since, explained, members = 0.0, True, self.configs_of(pool_key(pool_id))
         for config in members:
-            active, down = self.draft.trips_on(config), signals.down_signal(self.draft.signals_on(config.id))
+            active, down = self.tripped_by(config)
             if not active and down is None:
                 return None
             since = max(since, min([trip.tripped_at for _, _, trip in active] + ([down.since] if down else [])))
@@ -263,10 +274,12 @@ class _Changes:
         if config is None or row is None:
             return
         for failure in _failures(row):
+            if failure.classified:
+                continue
             code = redacted(failure.code, CODE_LENGTH_MAX) or "no code"
             account = Key("account", config.declared.account_id)
             named = dedup_key(UNCLASSIFIED, account, code)
-            if failure.classified or named in self.open_alerts or named in self.raised:
+            if named in self.open_alerts or named in self.raised:
                 continue
             sample = f", with the message: {redacted(failure.sample)}" if failure.sample else ""
             self.raised[named] = alert = AlertRaised(
@@ -311,19 +324,19 @@ class _Changes:
 
     def effect(self, pools: Sequence[str]) -> str:
         """Effect on pending tasks, as far as the weight-calculator knows."""
-        parts = []
-        for pool_id in pools[:LISTED_MAX]:
-            members = self.configs_of(pool_key(pool_id))
-            names = {config.name for config in members}
-            left = {
-                c.name
-                for c in members
-                if not self.draft.trips_on(c) and signals.down_signal(self.draft.signals_on(c.id)) is None
-            }
-            sources = f"{len(left)} of {len(names)} launch configs" if left else "probes only"
-            parts.append(f"pending tasks of {pool_id} get workers from {sources}")
+        parts = [self.effect_on(pool_id) for pool_id in pools[:LISTED_MAX]]
         more = f"; and {len(pools) - LISTED_MAX} more pools" if len(pools) > LISTED_MAX else ""
         return "; ".join(parts) + more
+
+    def effect_on(self, pool_id: str) -> str:
+        """Effect on the pending tasks of a pool."""
+        if pool_id not in self._effects:
+            members = self.configs_of(pool_key(pool_id))
+            names = {config.name for config in members}
+            left = {config.name for config in members if self.tripped_by(config) == ([], None)}
+            sources = f"{len(left)} of {len(names)} launch configs" if left else "probes only"
+            self._effects[pool_id] = f"pending tasks of {pool_id} get workers from {sources}"
+        return self._effects[pool_id]
 
     def is_paged(self, key: Key) -> bool:
         """True if an open page covers the trip of a shared key."""
@@ -334,13 +347,21 @@ class _Changes:
         return named in self.open_alerts or named in self.raised
 
 
+# Each turn looks up the alerts of all that its trips affect: encoding their keys took half of its time.
+@lru_cache(maxsize=32_768)
 def dedup_key(kind: str, subject: Key, *more: str) -> str:
     return alert_key(SERVICE, kind, *decoded(subject.text), *more)
 
 
 def _changed(before: Row | None, row: Row | None) -> bool:
     """True if a trip of the row has changed."""
-    return any(trip is not then for (_, trip), (_, then) in zip(_stages(row), _stages(before), strict=True))
+    if before is None or row is None:
+        return any(trip is not then for (_, trip), (_, then) in zip(_stages(row), _stages(before), strict=True))
+    return (
+        row.launch.trip is not before.launch.trip
+        or row.boot.trip is not before.boot.trip
+        or row.claim.trip is not before.claim.trip
+    )
 
 
 def _stages(row: Row | None) -> tuple[tuple[str, Trip], ...]:

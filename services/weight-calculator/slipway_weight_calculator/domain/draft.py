@@ -129,8 +129,11 @@ class Draft:
     def trips_on(self, config: Config) -> list[ActiveTrip]:
         """All active trips that apply to a config, its own and those of shared keys."""
         found = []
+        rows, others = self.rows, self.world.rows
         for key in config.keys:
-            row = self.row(key)
+            row: Row | None = rows.get(key, UNCHANGED)
+            if row is UNCHANGED:
+                row = others.get(key)
             if row is not None:
                 for name in config.stages:
                     trip: Trip = getattr(row, name).trip
