@@ -160,7 +160,7 @@ ec2-spot: $(READY) ## Spot interruption notices on a stand-in for EC2: SEED=1 FA
 ec2-storm: $(READY) ## Launches under lost replies, throttles and kills, on a stand-in for EC2: WORKERS=60 KILLS=4 SEED=1 MUTANT=not-looked-up
 	@ONLY=$@ $(RUN) -m $(BROKEN) tests.drills
 
-e2e-windows: $(READY) ## Launches within windows with stale weights, a paused calculator and three provisioners: SEED=5
+e2e-windows: $(READY) ## Launches within windows with stale weights, a paused calculator and three provisioners, then eight planners killed at commits: SEED=5 ONLY=planners MUTANT=one-statement
 	@$(RUN) -m $(BROKEN) tests.e2e.windows
 
 tables: $(READY) ## Migrated schema of each service, compared with the schema made from its table definitions

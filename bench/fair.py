@@ -29,7 +29,7 @@ from bench.events import surroundings
 from slipway_common.base.ids import new_id
 from slipway_common.database import migrate, postgres
 from slipway_common.events.scopes import image_key
-from slipway_common.events.weight import SharedWindow, StageHealth
+from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
 from slipway_local.servers.guard import guard
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run
@@ -83,6 +83,8 @@ class Cloud:
         self.starts: Counter[str] = Counter()
         self.freed = 0
         self.level = 0
+        self.folded: Counter[str] = Counter()
+        self.revision = cells.NEWEST
         self.booting: deque[tuple[float, str]] = deque()
 
     async def step(self) -> None:
@@ -120,11 +122,19 @@ class Cloud:
         shared = SharedWindow(
             kind=IMAGE.kind, id=IMAGE.id, stage="boot", version=self.freed, window=self.window, probability=1.0
         )
-        stage = StageHealth(probability=0.95, successes=1, failures=0, window=LIMIT, failures_folded=0)
-        stages = dict.fromkeys(("launch", "boot", "claim"), stage)
         of_config = {worker.launch_config_id: worker.pool_id for worker in booted}
-        records = [weight(id_, pool_id=pool, stages=stages, shared=(shared,)) for id_, pool in of_config.items()]
-        await self.provisioner.weights(*records, revision=cells.NEWEST + self.freed)
+        await self._publish([self.record(id_, pool, shared=(shared,)) for id_, pool in of_config.items()])
+
+    def record(self, config_id: str, pool_id: str, **changes: Any) -> WeightChanged:
+        """Weight record of a config."""
+        stage = StageHealth(probability=0.95, successes=1, failures=0, window=LIMIT, failures_folded=0)
+        stages = dict.fromkeys(("launch", "claim"), stage)
+        boot = msgspec.structs.replace(stage, failures_folded=self.folded[config_id])
+        return weight(config_id, pool_id=pool_id, stages=stages | {"boot": boot}, **changes)
+
+    async def _publish(self, records: Sequence[WeightChanged]) -> None:
+        self.revision += 1
+        await self.provisioner.weights(*records, revision=self.revision)
 
     @staticmethod
     def _registered(worker: Any, now: Any) -> Any:

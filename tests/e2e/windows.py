@@ -2,7 +2,8 @@
 
 The whole system runs as processes on a simulated cloud with seeded outages, an exhausted quota and an image that never
 registers. A mirror delays the calculator's weights by a minute of product time; for some seconds the calculator is
-paused. The run is judged by the simulator's ledger and the copied records. SEED is the argument.
+paused. The run is judged by the simulator's ledger and the copied records. Then eight planners are killed at commits
+(`planners.py`). SEED=5; ONLY=services or planners for one of the two.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 from random import Random
 from typing import Any, Final
@@ -29,6 +31,7 @@ from slipway_local.demo.deployment import PARTITIONS, PRODUCT_SECONDS, Deploymen
 from slipway_local.demo.program import keep
 from slipway_local.servers.supervisor import Supervisor, run
 from slipway_simulator import facts, ledger
+from tests.e2e import planners
 from tests.e2e.mirror import Copied, Mirror
 from tests.e2e.windows_judge import ConfigKeys, Report, Times, Visible, judge
 from tests.support.folders import temporary_folder
@@ -351,7 +354,12 @@ def main() -> int:
     except ValueError:
         print(f"SEED={os.environ['SEED']}: must be an integer", file=sys.stderr)
         return 2
-    return run(lambda supervisor: windows(supervisor, seed))
+    only = os.environ.get("ONLY", "")
+    if only not in ("", "planners", "services"):
+        print(f"ONLY={only}: write planners or services", file=sys.stderr)
+        return 2
+    plays = {"services": windows, "planners": planners.play}
+    return max(run(partial(play, seed=seed)) for name, play in plays.items() if only in ("", name))
 
 
 if __name__ == "__main__":
