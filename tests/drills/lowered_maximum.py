@@ -7,18 +7,17 @@ three minutes: nobody may leave, and nothing may be launched.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import httpx2
-from aiokafka import AIOKafkaProducer
 
 from slipway_common.base.clock import utc_now
 from slipway_local.demo.deployment import PRODUCT_SECONDS, Deployment
 from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration
 from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, fetch, played
-from tests.drills.monitor import send_report
+from tests.drills.monitor import Monitor
 
 GAPS, DIP = "gaps", "dip"
 BEFORE, AFTER = 10, 4
@@ -33,42 +32,23 @@ VALID_SECONDS = 60.0  # real
 MARKED = "SELECT count(*)::int AS n FROM provisioner.worker WHERE pool_id = 'dip' AND leave_after_task"
 
 
-class Monitor:
+class Queues(Monitor):
     """Reports the queues of the simulator, whose own reports go to another topic; of `seen`, so many tasks."""
 
+    interval_seconds = REPORT_SECONDS
+
     def __init__(self, deployment: Deployment) -> None:
-        self.deployment = deployment
+        super().__init__(deployment)
         self.seen: dict[str, int] = {}
-        self.producer: Any = AIOKafkaProducer(bootstrap_servers=deployment.kafka)
 
-    @contextlib.asynccontextmanager
-    async def reporting(self) -> AsyncIterator["Monitor"]:
-        """Report in the background."""
-        async with self.producer:
-            task = asyncio.create_task(self._report())
-            try:
-                yield self
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
-    async def _report(self) -> None:
-        while True:
-            with contextlib.suppress(httpx2.HTTPError):
-                state = await self.deployment.call("GET", "simulator", "/state")
-                for pool_id, counts in state["pools"].items():
-                    tasks = {"pending": counts["pending"], "claimed": counts["claimed"]}
-                    if pool_id in self.seen:
-                        tasks = {"pending": 0, "claimed": self.seen[pool_id]}
-                    await send_report(
-                        self.producer,
-                        self.deployment,
-                        pool_id,
-                        source="monitor",
-                        valid_for_seconds=VALID_SECONDS,
-                        **tasks,
-                    )
-            await asyncio.sleep(REPORT_SECONDS)
+    async def report(self) -> None:
+        with contextlib.suppress(httpx2.HTTPError):
+            state = await self.deployment.call("GET", "simulator", "/state")
+            for pool_id, counts in state["pools"].items():
+                tasks = {"pending": counts["pending"], "claimed": counts["claimed"]}
+                if pool_id in self.seen:
+                    tasks = {"pending": 0, "claimed": self.seen[pool_id]}
+                await self.send(pool_id, source="monitor", valid_for_seconds=VALID_SECONDS, **tasks)
 
 
 async def play(harness: Harness) -> Verdict:
@@ -82,7 +62,7 @@ async def play(harness: Harness) -> Verdict:
     await harness.play(deployment, declaration(harness.speed, accounts, pools), boot_seconds_median=30)
     await add_tasks(deployment, DIP, BEFORE, LONG_SECONDS)
     await add_tasks(deployment, GAPS, BEFORE, 1.0)
-    async with Monitor(deployment).reporting() as monitor:
+    async with Queues(deployment).reporting() as monitor:
         monitor.seen[GAPS] = BEFORE  # until the maximum is lowered: the gaps would make surplus of one or two
 
         async def are_running() -> bool:

@@ -6,18 +6,15 @@ while the busy ones beside them stay.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
-
-from aiokafka import AIOKafkaProducer
 
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 from slipway_local.demo.deployment import PRODUCT_SECONDS, Deployment
 from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration
 from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, played, published_alerts
-from tests.drills.monitor import send_report
+from tests.drills.monitor import Monitor
 
 OLD, NEW = "old-monitor", "new-monitor"
 IDLE, BUSY = 5, 3
@@ -32,39 +29,21 @@ SECONDS = {"call_timeout_seconds": 600.0, "boot_timeout_seconds": 6000.0, "unres
 KEY = alert_key("provisioner", "demand-source-stale", "builds", OLD)
 
 
-class Monitor:
-    """Reports claimed tasks of a queue of its own over Kafka, under the `name` that it has at the moment."""
+class Renamed(Monitor):
+    """Reports claimed tasks of a queue of its own under the `name` that it has at the moment."""
 
     def __init__(self, deployment: Deployment, name: str, claimed: int) -> None:
-        self.deployment = deployment
+        super().__init__(deployment)
         self.name = name
         self.claimed = claimed
         self.valid_for_seconds = VALID_SECONDS / deployment.speed
+        self.interval_seconds = self.valid_for_seconds / REPORTS
         self.last_at: dict[str, datetime] = {}  # by name
-        self.producer: Any = AIOKafkaProducer(bootstrap_servers=deployment.kafka)
 
-    @contextlib.asynccontextmanager
-    async def reporting(self) -> AsyncIterator["Monitor"]:
-        """Report in the background."""
-        async with self.producer:
-            task = asyncio.create_task(self._report())
-            try:
-                yield self
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
-    async def _report(self) -> None:
-        while True:
-            self.last_at[self.name] = await send_report(
-                self.producer,
-                self.deployment,
-                "builds",
-                source=self.name,
-                claimed=self.claimed,
-                valid_for_seconds=self.valid_for_seconds,
-            )
-            await asyncio.sleep(self.valid_for_seconds / REPORTS)
+    async def report(self) -> None:
+        self.last_at[self.name] = await self.send(
+            "builds", source=self.name, claimed=self.claimed, valid_for_seconds=self.valid_for_seconds
+        )
 
 
 async def play(harness: Harness) -> Verdict:
@@ -87,7 +66,7 @@ async def play(harness: Harness) -> Verdict:
         return len(ended(played(deployment))) >= IDLE
 
     await harness.until(are_busy, f"{BUSY} machines are busy")
-    async with Monitor(deployment, OLD, IDLE).reporting() as monitor:
+    async with Renamed(deployment, OLD, IDLE).reporting() as monitor:
         await harness.until(are_running, f"{IDLE} idle machines for the tasks of {OLD}")
         await asyncio.sleep(monitor.valid_for_seconds * harness.rng.uniform(0.1, 0.5))
         monitor.name, monitor.claimed = NEW, 0

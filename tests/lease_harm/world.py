@@ -57,16 +57,17 @@ class World(System):
         database = EmbeddedPostgres(folder / "postgres", {"fsync": "off"})
         super().__init__(supervisor, folder, kafka, database, name="lease-harm", brokers=1, waiter_ttl_seconds=120.0)
         self.wire = Wire(self.ports[0], Random(seed))
+        self.port = 0  # of the wire
         self.seed = seed
 
     async def open(self, pools: Mapping[str, Mapping[str, Any]]) -> None:
         """Start everything, and declare these pools with terms that differ from TERMS."""
         await self.start()
-        await self.wire.start()
+        self.port = await self.wire.start()
         await self.declare([TERMS | {"id": pool} | dict(terms) for pool, terms in pools.items()])
 
     def close(self) -> None:
-        self.wire.close()
+        self.wire.cut()
         super().close()
 
     @property
@@ -126,7 +127,7 @@ class World(System):
     async def _slipway(self, begun: Path, *arguments: str, secret: str) -> asyncio.subprocess.Process:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")}
         environment |= {
-            "SLIPWAY_LEASE_BROKER_URL": f"http://127.0.0.1:{self.wire.port}",
+            "SLIPWAY_LEASE_BROKER_URL": f"http://127.0.0.1:{self.port}",
             "SLIPWAY_TOKEN": secret,
             "SLIPWAY_STATE_DIR": str(self.folder / "state"),
         }
