@@ -136,6 +136,21 @@ async def test_a_task_longer_than_the_drain_time_is_ended(provisioner: Provision
     assert await stops(provisioner) == ["its drain time after the maximum age has passed"]
 
 
+async def test_an_age_bounds_workers_that_were_asked_to_stop(provisioner: Provisioner) -> None:
+    """One that finishes a task has the same time for it as any other, also while nothing could replace it."""
+    (machine,) = await running(provisioner)
+    await provisioner.demand(report(0, 0, at=2, valid_for_seconds=24 * HOUR))
+    await at(provisioner, 200)
+    assert await provisioner.states() == {"stopping": 1}
+    await claim(machine, "endless", 200)
+    await provisioner.declare(declared(**POOL, mode="observe"))
+    await at(provisioner, HOUR)
+    worker = await provisioner.worker()
+    assert (worker.drain_until, worker.is_finishing) == (after(2 * HOUR), True)
+    await at(provisioner, 2 * HOUR)
+    assert not (await provisioner.worker()).may_finish
+
+
 async def test_nothing_leaves_while_nothing_could_replace_it(provisioner: Provisioner) -> None:
     """Its mark is revoked, an alert says so, and it gets its whole drain time afterwards."""
     (machine,) = await running(provisioner)

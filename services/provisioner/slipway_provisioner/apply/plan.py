@@ -103,7 +103,8 @@ async def _stop(tx: Connection, observed: Observed, plan: Plan, now: datetime) -
     """Stop workers that are still idle, and mark those that drain for their age."""
     aged = plan.ageing
     locked = await workers.lock(tx, sorted({*plan.stop, *plan.drain, *aged.stop, *aged.drain, *aged.keep}))
-    locked = [w for w in await ageing.marked(tx, observed, aged, locked, now) if w.state in REGISTERED]
+    locked = await ageing.marked(tx, observed, aged, locked, now)
+    locked = [w for w in locked if w.state in REGISTERED or w.is_finishing]
     reasons = {w.id: draining_reason(w.launch_config_id) for w in locked if w.id in plan.drain}
     reasons |= dict.fromkeys(plan.stop, UNWANTED) | dict.fromkeys(aged.stop, REASON)
     idle = [w for w in locked if w.idle_since and w.id in reasons]

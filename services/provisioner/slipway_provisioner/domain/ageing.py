@@ -23,7 +23,8 @@ OVERDUE: Final = "its drain time after the maximum age has passed"
 
 
 class Life(msgspec.Struct, frozen=True, kw_only=True):
-    """Registered worker with a maximum age, or with credentials that end, and its declared deadlines.
+    """Registered worker with a maximum age, or with credentials that end, and its declared deadlines. `leaving`: it was
+    asked to stop, and finishes a task.
 
     `age_seconds` is its uptime since its launch, without downtime of this service; `clock_seconds` has all time since,
     as the end of a credential does. `has_task`: it has one, or may have. `draining`: it leaves after its task.
@@ -32,6 +33,7 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     has_task: bool
     draining: bool
+    leaving: bool = False
     age_seconds: float
     clock_seconds: float
     maximum_age_seconds: float | None = None
@@ -85,8 +87,8 @@ def decide(lives: Iterable[Life], *, unwanted: int, room: int, irreplaceable: st
 
     Of those that are `unwanted`, which nothing replaces, any may leave. Others leave only if a replacement could start,
     so that nothing makes them `irreplaceable`, and up to a `room` at a time, which counts those that drain already. But
-    at the maximum age itself none waits for room, and before the end of its credentials none for anything. One whose
-    maximum age was raised meanwhile drains no longer.
+    at the maximum age itself none waits for room, and before the end of its credentials none for anything. Those that
+    leave already get a drain time, too. One whose maximum age was raised meanwhile drains no longer.
     """
     lives = list(lives)
     stop: list[str] = []
@@ -94,9 +96,9 @@ def decide(lives: Iterable[Life], *, unwanted: int, room: int, irreplaceable: st
     keep = [life.worker_id for life in lives if life.draining and life.drains_in > 0]
     stuck = 0
     aged = sorted((life for life in lives if life.drains_in <= 0), key=lambda life: (life.forced_in, life.late_in))
-    room -= sum(life.draining for life in aged)
+    room -= sum(life.draining and not life.leaving for life in aged)
     for life in aged:
-        leaves = life.forced_in <= 0
+        leaves = life.forced_in <= 0 or life.leaving
         if not leaves and unwanted > 0:
             leaves, unwanted = True, unwanted - 1
         elif not leaves and not irreplaceable and (life.draining or life.late_in <= 0 or room > 0):

@@ -6,13 +6,15 @@ import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
-from slipway_common.events.lifecycle import ENDED, REGISTERED
+from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, REGISTERED
 from slipway_provisioner.store import demand
 from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, maximum_age, seconds
 from slipway_provisioner.store.tables import FINISHING, in_states, worker, worker_pool
 
+_LIVING: Final = f"""w.state IN ({states(REGISTERED)})
+    OR (w.state IN ({states(ASKED_TO_STOP)}) AND w.may_finish AND w.idle_since IS NULL)"""
 # Up to 1000 registered workers of the pool $1 that reach a maximum age, those first that reach it first, after those
 # that drain: their maximum age may have been raised or removed since. $2 are the deadlines, $4 the seconds of a day.
 # Revisions are read first, since most pools have none of an age, and thousands of workers.
@@ -24,16 +26,17 @@ WITH revision AS MATERIALIZED (
     WHERE c.pool_id = $1 AND c.state <> 'archived'),
 aged AS MATERIALIZED (
     SELECT * FROM revision WHERE maximum_age_seconds IS NOT NULL OR credential_seconds IS NOT NULL OR EXISTS (
-        SELECT FROM worker w WHERE w.pool_id = $1 AND w.drain_until IS NOT NULL AND w.state IN ({states(REGISTERED)})))
-SELECT w.worker_id, w.draining, w.has_task, coalesce(uptime_since(w.born_at), 0) AS age_seconds,
+        SELECT FROM worker w WHERE w.pool_id = $1 AND w.drain_until IS NOT NULL AND ({_LIVING})))
+SELECT w.worker_id, w.draining, w.leaving, w.has_task, coalesce(uptime_since(w.born_at), 0) AS age_seconds,
     extract(epoch FROM slipway_clock() - w.born_at)::float8 AS clock_seconds,
     w.maximum_age_seconds, w.credential_seconds, w.drain_seconds
 FROM (
     SELECT w.id::text AS worker_id, w.drain_until IS NOT NULL AS draining,
+        w.state NOT IN ({states(REGISTERED)}) AS leaving,
         w.idle_since IS NULL OR NOT ({SEEN_SINCE_DOWNTIME}) AS has_task,
         coalesce(w.launched_at, w.registered_at, w.requested_at) AS born_at, d.*
     FROM aged d
-    JOIN worker w ON w.pool_id = $1 AND w.launch_config_id = d.config_id AND w.state IN ({states(REGISTERED)})
+    JOIN worker w ON w.pool_id = $1 AND w.launch_config_id = d.config_id AND ({_LIVING})
     WHERE d.maximum_age_seconds IS NOT NULL OR d.credential_seconds IS NOT NULL OR w.drain_until IS NOT NULL
     ORDER BY w.drain_until IS NULL, coalesce(w.launched_at, w.registered_at, w.requested_at)
         + least(d.maximum_age_seconds, d.credential_seconds) * interval '1 s', w.id LIMIT 1000) AS w"""
