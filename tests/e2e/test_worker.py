@@ -447,12 +447,13 @@ async def test_hooks_of_an_agent_are_reported(stories: Stories) -> None:
 
 
 async def test_two_jobs_at_once(stories: Stories) -> None:
-    """The end of the short one leaves the long one: the worker is busy, and is not stopped, although nothing waits."""
+    """The end of the short one leaves the long one: the worker is busy, although nothing waits, and leaves at its end
+    at the earliest. By then it is surplus, and may have been asked to."""
     worker = await stories.first("two-jobs")
     await stories.demand("two-jobs", 0)
-    row = await stories.until_stopped(worker)
-    assert row["reason"] == "ended by itself"
+    await stories.until_stopped(worker)
     events = await stories.until_published(worker["id"], "stopped")
-    assert events == ["requested", "launched", "registered", "claimed", "claimed", "idle", "stopped"]
+    assert events[:6] == ["requested", "launched", "registered", "claimed", "claimed", "idle"]
+    assert events[6:] in (["stopped"], ["stopping", "stopped"])
     assert await stories.claims(worker) == [("mine", "long", True), ("mine", "short", True)]
     assert await stories.exit_code(worker) == 0
