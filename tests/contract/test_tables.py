@@ -129,6 +129,7 @@ async def test_generated_keys_are_those_of_the_calculator(
 BYTES: Final = {
     "stage": WORD.bytes,
     "forgiven.pool_id": ID_CHARACTERS_MAX,
+    "waiting_pool.pool_id": ID_CHARACTERS_MAX,
     "subject": KEY.bytes,
     "topic": 200,
     "key": KEY.bytes + len("config/"),  # of what has health, a signal, an alert or a boot
