@@ -70,8 +70,9 @@ class System:
             )
         )
 
-    async def declare(self, limits: dict[str, int]) -> None:
-        """Create lease pools by name and limit, without pacing, so that only the broker's work is measured."""
+    async def declare(self, limits: dict[str, int], owner: str = "bench") -> None:
+        """Create all lease pools of an owner, by name and limit, without pacing, so that only the broker's work is
+        measured."""
         body = [
             {
                 "id": name,
@@ -84,7 +85,7 @@ class System:
             for name, limit in limits.items()
         ]
         async with HttpClient(self.port, SECRET) as client:
-            documents = {"documents": [{"owner": "bench", "lease_pools": body}]}
+            documents = {"documents": [{"owner": owner, "lease_pools": body}]}
             status, answer = await client.call("PUT", "/lease-pools", documents)
         if status != 200:
             raise RuntimeError(f"lease pools rejected: {status} {answer}")

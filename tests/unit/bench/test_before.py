@@ -38,8 +38,17 @@ WEIGHTS = weights.Results(
     publish_latency=PublishLatency(per_second=200, events=1, latency=RATE, p50=4.5, p99=6.5, **PLAIN),
 )
 SIZES: dict[str, Any] = {
-    name: leases.Sizes(numbers=numbers, pairs_per_second=(RATE, Spread(1.0, median, 2e6)), ratio=1.0)
-    for name, numbers, median in (("held", leases.HELD, 7.0), ("waiting", leases.WAITING, 20.0))
+    name: leases.Sizes(
+        numbers=numbers,
+        pairs_per_second=(RATE, Spread(1.0, median, 2e6), *[RATE] * (len(numbers) - 2)),
+        cpu_ms_per_pair=(RATE,) * len(numbers),
+        ratio=1.0,
+    )
+    for name, numbers, median in (
+        ("held", leases.HELD, 7.0),
+        ("waiting", leases.WAITING, 20.0),
+        ("crowd", (1, leases.CROWD), 1.0),
+    )
 }
 HANDOVERS = [Handover(samples=1, p50=p50, p99=p50 * 2, plain_ms=1.0, ratio=1.0) for p50 in (11.5, 19.5)]
 LEASES = leases.Results(
