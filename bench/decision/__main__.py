@@ -102,6 +102,8 @@ async def measure(supervisor: Supervisor, arguments: Arguments) -> int:
     committed.write_json(os.environ, arguments.file, found)
     if isinstance(found, figures.Saturated):
         print(f"{found.decisions} decisions in {arguments.seconds} s on {found.on}")
+        parts = ", ".join(f"{name} {ms:g}" for name, ms in found.cpu_ms.items())
+        print(f"processor time per decision {sum(found.cpu_ms.values()):.3g} ms: {parts}")
         name = f"{found.per_second:.0f} decisions/s ≥ {figures.SATURATED_MIN:g}/s"
         return report({name: found.per_second >= figures.SATURATED_MIN})
     print("", *figures.lines(found), sep="\n")
@@ -116,17 +118,18 @@ async def saturated(there: Deployed, arguments: Arguments) -> figures.Saturated:
 
     print(f"all pools dirty for {arguments.seconds} s …", flush=True)
     await there.fetch(MARK)
-    began, first = time.monotonic(), await decisions()
+    began, first, before = time.monotonic(), await decisions(), there.cpu_seconds()
     while time.monotonic() < began + arguments.seconds:
         await asyncio.sleep(min(MARKED_SECONDS_MAX, arguments.cell.pools / DECISIONS_MAX))
         await there.fetch(MARK)
-    number, seconds = await decisions() - first, time.monotonic() - began
+    number, seconds, used = await decisions() - first, time.monotonic() - began, there.cpu_seconds()
     return figures.Saturated(
         command=arguments.command,
         on={},
         cell=str(arguments.cell),
         decisions=number,
         per_second=round(number / seconds, 1),
+        cpu_ms={name: round((used[name] - before[name]) * 1000 / max(1, number), 2) for name in used},
     )
 
 

@@ -60,13 +60,15 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Saturated(msgspec.Struct, frozen=True, kw_only=True):
-    """Decisions a second of one process while all pools are dirty, in each interval."""
+    """Decisions a second of one process while all pools are dirty. `cpu_ms`: processor time of each process, in
+    milliseconds per decision."""
 
     command: str
     on: dict[str, Any]
     cell: str
     decisions: int
     per_second: float
+    cpu_ms: Mapping[str, float]
 
 
 def latency(changes: Sequence[Change]) -> Latency:
