@@ -24,7 +24,9 @@ from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.relay import partition_for
 from slipway_simulator import facts
 
-SETTLE_SECONDS: Final = 10.0  # for the last changes
+SETTLE_SECONDS: Final = 10.0
+"""Time without the end of a change after which those that are left count as lost."""
+BACKLOG_SECONDS: Final = 90.0  # for all of them, where the machine is too slow for the load
 
 
 class Change(msgspec.Struct, frozen=True):
