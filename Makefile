@@ -260,6 +260,10 @@ bench-before: $(READY) ## Benchmark of this tree, compared with BEFORE=COMMIT: O
 bench-loops: $(READY) ## Benchmark of the provisioner's loops at two sizes, with nothing due and per unit of work: WORKERS=100000 SMALL=1000 UNITS=20 ROUNDS=5 SEED=1 ONLY=expire,reap
 	@$(RUN) -m bench.loops
 
+.PHONY: bench-start
+bench-start: $(READY) ## Seconds until each service is ready, and its memory, in a large deployment: WORKERS=100000 RECORDS=100000
+	@$(RUN) -m bench.start
+
 .PHONY: bench-lives
 bench-lives: $(READY) ## What a worker's life costs: decisions, transactions, events, rows and bytes, by a line through some numbers of lives: LIVES=25,50,100,200
 	@$(RUN) -m bench.lives

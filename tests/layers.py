@@ -150,6 +150,7 @@ LONG: Final = {
     "bench-apply": target(120, "bench-apply", alone=True),
     "bench-decision": target(120, "bench-decision", "SECONDS=10", alone=True),
     "bench-fair": target(120, "bench-fair", "POOLS=1000", "WINDOW=16", alone=True),
+    "bench-start": target(240, "bench-start", alone=True),
     "bench-lives": target(150, "bench-lives"),
     "bench-loops": target(150, "bench-loops", alone=True),
     "bench-ec2": target(120, "bench-ec2", "CELL=10", "ROUNDS=1", alone=True),
@@ -207,7 +208,7 @@ AREAS: Final = (
     ("bench/fleet/*", ("ec2-scale", "tools")),
     ("bench/decision/*", ("bench-decision", "bench-fair", "tools")),
     ("bench/loops/*", ("bench-loops", "tools")),
-    ("bench/*", ("bench-lives", "bench-events", "bench-weights", "bench-http", "bench-apply", "tools")),
+    ("bench/*", ("bench-lives", "bench-start", "bench-events", "bench-weights", "bench-http", "bench-apply", "tools")),
     ("tests/terraform/*", ("terraform", "terraform-checks", "terraform-faults", "terraform-fair")),
     (
         "tests/drills/*",
