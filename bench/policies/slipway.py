@@ -389,8 +389,7 @@ class Slipway(Policy):
         stage = known.stages[name] if known is not None else None
         return pool.Stage(
             in_flight=in_flight,
-            failures=failures,
-            folded=stage.failures_folded if stage is not None else 0,
+            unfolded=max(0, failures - (stage.failures_folded if stage is not None else 0)),
             window=stage.window if stage is not None else self.new_windows[name],
         )
 

@@ -9,7 +9,7 @@ from slipway_provisioner.store.pools import shared_window_size, stages
 from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.domain.rows import STAGES, new_row, new_shared_row
 
-UNRECORDED: Final = {"record": None, "failures": None, "claim_evidence": "hook", "launch": 0, "boot": 0, "claim": 0}
+UNRECORDED: Final = {"record": None, "unfolded": None, "claim_evidence": "hook", "launch": 0, "boot": 0, "claim": 0}
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -110,7 +110,7 @@ Counts = tuple[int, int, int]
 def config(launch: Counts, boot: Counts = (0, 0, 0), claim: Counts = (0, 0, 0), **changes: Any) -> Config:
     """Stages as (in flight, failures, folded), each with a window of 10."""
     stages = {
-        name: Stage(in_flight=stage[0], failures=stage[1], folded=stage[2], window=10)
+        name: Stage(in_flight=stage[0], unfolded=max(0, stage[1] - stage[2]), window=10)
         for name, stage in (("launch", launch), ("boot", boot), ("claim", claim))
     }
     usual: dict[str, Any] = {

@@ -30,7 +30,7 @@ def config(name: str = "a", *, window: int = 64, launching: int = 0, failures: i
         "prior_weight": 1.0,
         "boot": Stage(window=64),
         "claim": Stage(window=64),
-        "launch": Stage(window=window, in_flight=launching, failures=failures),
+        "launch": Stage(window=window, in_flight=launching, unfolded=failures),
     }
     return Config(**(usual | changes))
 

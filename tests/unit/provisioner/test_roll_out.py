@@ -387,7 +387,7 @@ OTHER_OLD: Final = config("b@1", "b@2", replaced_by="natural")
 #          configs, shares, launches for ten tasks without a worker
 EXPLORED = [
     ([changed(NEW, boot=Stage(window=12, in_flight=12)), OLD], [], {"a@1": 10}),  # its own window binds
-    ([changed(NEW, claim=Stage(window=64, in_flight=60, failures=2)), OLD], [], {"a@2": 2, "a@1": 8}),
+    ([changed(NEW, claim=Stage(window=64, in_flight=60, unfolded=2)), OLD], [], {"a@2": 2, "a@1": 8}),
     ([BOOTING, OLD], [FULL_IMAGE], {"a@1": 10}),  # the window of its image binds
     ([BOOTING, OLD], [changed(FULL_IMAGE, in_flight=9)], {"a@2": 3, "a@1": 7}),
     ([BOOTING, OLD], [changed(FULL_IMAGE, in_flight=0, tripped=True)], {"a@1": 10}),  # known from its image alone

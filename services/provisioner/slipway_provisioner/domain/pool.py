@@ -95,19 +95,14 @@ class Busy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of one config: starts in flight, failures so far, and failures already folded into the weight.
+    """One stage of one config: starts in flight, and failures not yet folded into the weight.
 
     A stage without a `window` is not limited.
     """
 
     in_flight: int = 0
-    failures: int = 0
-    folded: int = 0
+    unfolded: int = 0
     window: int | None
-
-    @property
-    def unfolded(self) -> int:
-        return max(0, self.failures - self.folded)
 
 
 MAXIMUM: Final = "maximum"

@@ -60,7 +60,7 @@ CONFIGS: Final = f"""
 SELECT {names(CONFIG, "c.")}, n.current_id, n.max_capacity, n.task_slots, a.lease_pool_id,
     a.provider, c.region, c.instance_type, {limits.LIFECYCLE} AS lifecycle,
     CASE WHEN c.state = 'active' AND n.paused THEN 'paused' ELSE c.state END AS state,
-    n.base_weight * n.price_factor AS prior_weight, g.record, o.failures,
+    n.base_weight * n.price_factor AS prior_weight, g.record, o.unfolded,
     g.record IS NOT NULL AND (g.record ->> 'probe_ready')::boolean AND NOT EXISTS (
         SELECT FROM worker p WHERE p.launch_config_id = c.id
         AND p.probe_permit = (g.record ->> 'probe_permit')::bigint) AS permitted,
@@ -71,7 +71,7 @@ FROM launch_config c JOIN launch_config_name n ON n.name = c.name JOIN account a
 LEFT JOIN weight g ON g.launch_config_id = c.id
 LEFT JOIN ({usage.CONFIGS}) AS u ON u.launch_config_id = c.id LEFT JOIN LATERAL ({REPLACEMENT}) AS r ON true
 LEFT JOIN LATERAL (
-    SELECT jsonb_object_agg(stage, failures - written_off) AS failures FROM launch_config_outcomes
+    SELECT jsonb_object_agg(stage, unfolded) AS unfolded FROM launch_config_outcomes
     WHERE launch_config_id = c.id) AS o ON true
 WHERE c.pool_id = $1 AND c.state <> 'archived' ORDER BY c.id"""
 # Over all pools. In one statement, so that a start that fails at this moment counts either as in flight or as failed.
@@ -332,19 +332,14 @@ def stages(row: Any) -> dict[str, Stage]:
     Without claim evidence the claim stage has no window.
     """
     published = (row["record"] or {}).get("stages", {})
-    failures = row["failures"] or {}
+    unfolded = row["unfolded"] or {}
     windows: dict[str, int | None] = {
         name: published.get(name, {}).get("window", window) for name, window in NEW_WINDOWS.items()
     }
     if row["claim_evidence"] == "none":
         windows["claim"] = None
     return {
-        name: Stage(
-            in_flight=row[name],
-            failures=failures.get(name, 0),
-            folded=published.get(name, {}).get("failures_folded", 0),
-            window=window,
-        )
+        name: Stage(in_flight=row[name], unfolded=unfolded.get(name, 0), window=window)
         for name, window in windows.items()
     }
 

@@ -60,14 +60,14 @@ SELECT {names(IDS, "c.")}, a.lease_pool_id, {names(CONFIG, "c.")}, {names(OF_NAM
     CASE WHEN {_PAUSED} THEN n.paused_reason ELSE c.state_reason END AS state_reason,
     CASE WHEN {_PAUSED} THEN n.paused_by ELSE c.state_by END AS state_by,
     n.current_id = c.id AS current, n.current_id, p.max_capacity AS pool_max_capacity, r.strategy, r.booted,
-    g.record, o.failures, coalesce(o.successes, 0)::int AS launched, coalesce(o.failed, 0)::int AS failed,
+    g.record, o.unfolded, coalesce(o.successes, 0)::int AS launched, coalesce(o.failed, 0)::int AS failed,
     {usage.OF_CONFIG}, u.launch + u.boot AS starting, u.running, {SHARES} AS shares, s.shared
 FROM launch_config c JOIN launch_config_name n ON n.name = c.name JOIN worker_pool p ON p.id = c.pool_id
 JOIN account a ON a.id = c.account_id LEFT JOIN weight g ON g.launch_config_id = c.id
 LEFT JOIN LATERAL ({REPLACEMENT}) AS r ON true
 LEFT JOIN LATERAL (
     SELECT sum(failures) AS failed, sum(successes) AS successes,
-        jsonb_object_agg(stage, failures - written_off) AS failures
+        jsonb_object_agg(stage, unfolded) AS unfolded
     FROM launch_config_outcomes WHERE launch_config_id = c.id) AS o ON true
 CROSS JOIN LATERAL ({usage.CONFIG}) AS u
 LEFT JOIN LATERAL (
@@ -159,7 +159,7 @@ def _config(row: Any) -> dict[str, Any]:
         "needed_starts": needed,
         "share": share(row),
     }
-    for name in ("settings", "failures", "claim_evidence", "shares", *OF_ROLL_OUT, *NEW_WINDOWS):
+    for name in ("settings", "unfolded", "claim_evidence", "shares", *OF_ROLL_OUT, *NEW_WINDOWS):
         del values[name]
     values["booted"] = int(record.get("stages", {}).get("boot", {}).get("succeeded", 0))
     values["stopping"] = row["live"] - row["starting"] - row["running"]
