@@ -29,8 +29,8 @@ STRATEGIES: Final = ("natural", "natural", "rolling", "now")
 AGES: Final[tuple[dict[str, float], ...]] = (
     {"maximum_age_seconds": 301.0},  # just longer than a boot may take
     {"maximum_age_seconds": 900.0},
-    {"credential_seconds": 20.0},
-    {"credential_seconds": 60.0},
+    {"credential_seconds": 301.0},
+    {"credential_seconds": 360.0},
     {},
 )
 DRAIN_SECONDS: Final = (30.0, 120.0, 600.0)

@@ -40,8 +40,13 @@ ALL_COMMANDS: Final = frozenset(
     | {"maximum age"}
 )
 SHORT_LIVES_EVERY: Final = 4
-SHORT_LIVES: Final = {"credential_seconds": 20.0, "drain_seconds": 15.0}
-"""Deadlines of machines in every so many histories: they have to leave soon after they have booted."""
+SHORT_LIVES: Final = {
+    "registration_seconds": 59.0,
+    "idle_seconds": 50.0,
+    "credential_seconds": 60.0,
+    "drain_seconds": 15.0,
+}
+"""Deadlines of machines in every so many histories: they have to boot soon, and to leave soon after they have."""
 FAULTS: Final = (
     "lost-reply:0.3,zone-b:60s-240s,throttle:250s-330s,slow-boot:30:350s-450s,ignore-token:450s-600s,zone-a:600s-700s"
 )
