@@ -54,9 +54,10 @@ class Process:
         self._output += self._process.stdout.read() or b""
         return self._output.decode()
 
-    async def until_printed(self, word: str) -> None:
+    async def until_printed(self, *words: str) -> None:
+        """Wait until the process has printed one of the words."""
         try:
-            await until(lambda: self.printed(word), f"the process prints {word}")
+            await until(lambda: any(map(self.printed, words)), f"the process prints {' or '.join(words)}")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.output}") from None
 
