@@ -175,7 +175,7 @@ async def loaded(there: Deployed, arguments: Arguments) -> figures.Results:
         taken = figures.take_over(changes, lost, killed_at=killed_at, owned_seconds=owned_seconds)
         ended_at = killed_at + owned_seconds + figures.DECIDED_SECONDS_MAX
         outside = [each for each in changes if not killed_at - 1 <= each.observed_at <= ended_at]
-    costs = None if arguments.processes > 1 else await _cost(there, arguments.cell, rng)
+    costs = None if arguments.processes > 1 else await _cost(there, reporter.pending, rng)
     return figures.Results(
         command=arguments.command,
         on={},
@@ -209,9 +209,9 @@ async def killed(there: Deployed, reporter: Reporter, rate: float) -> tuple[froz
     return frozenset(lost), owned_seconds, killed_at
 
 
-async def _cost(there: Deployed, cell: Cell, rng: Random) -> cost.Cost:
+async def _cost(there: Deployed, pending: Mapping[str, int], rng: Random) -> cost.Cost:
     print("decisions, in turns with plain commits …", flush=True)
-    largest = await there.planner()
+    largest = await there.planner(pending)
     smallest = await deployed.reference(there.deployment.postgres_server, cells.SMALLEST)
     try:
         return await cost.measure(largest, smallest, rng)

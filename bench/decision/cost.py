@@ -58,11 +58,13 @@ class Clock:
 class Planner:
     """The planning loop's step on one connection to the database of a cell."""
 
-    def __init__(self, provisioner: Provisioner, claimed: Mapping[str, int], clock: Clock) -> None:
+    def __init__(
+        self, provisioner: Provisioner, claimed: Mapping[str, int], pending: Mapping[str, int], clock: Clock
+    ) -> None:
         self.provisioner = provisioner
         self.claimed = claimed
         self.clock = clock
-        self.pending = dict.fromkeys(claimed, 0)
+        self.pending = {**pending}
         self.statements = 0
 
     async def change(self, pool_id: str) -> None:
@@ -113,12 +115,12 @@ class Planner:
         return sum(not query.startswith(("BEGIN", "COMMIT")) for query in queries)
 
 
-async def planner(url: str, claimed: Mapping[str, int]) -> Planner:
-    """Planner on a database, whose only session it is."""
+async def planner(url: str, claimed: Mapping[str, int], pending: Mapping[str, int]) -> Planner:
+    """Planner on a database, whose only session it is; the queues of pools have reported these tasks last."""
     database = await postgres.connect(url, SERVICE, size=1)
     session = await database.fetchval("SELECT pg_backend_pid()")
     await database.execute("DELETE FROM dirty_pool")
-    return Planner(Provisioner(database), claimed, Clock("self", session))
+    return Planner(Provisioner(database), claimed, pending, Clock("self", session))
 
 
 async def measure(largest: Planner, smallest: Planner, rng: Random) -> Cost:

@@ -112,11 +112,11 @@ class Deployed:
             found[name] = sum(sum(each.cpu_times()[:2]) for each in processes)
         return found
 
-    async def planner(self) -> Planner:
+    async def planner(self, pending: Mapping[str, int]) -> Planner:
         """Planner on the database of the deployment, whose services end."""
         for name in (SERVICE, *OTHERS):
             await self.supervisor.kill(name)
-        return await planner(self.deployment.database_url, self.claimed)
+        return await planner(self.deployment.database_url, self.claimed, pending)
 
 
 @contextlib.asynccontextmanager
@@ -171,7 +171,8 @@ async def reference(server: Any, cell: Cell) -> Planner:
         await database.execute(PASSED)
     finally:
         await database.close()
-    return await planner(url, await cells.fill(url, cell))
+    claimed = await cells.fill(url, cell)
+    return await planner(url, claimed, dict.fromkeys(claimed, 0))
 
 
 async def take_over(there: Deployed, killed: str, others: Sequence[str]) -> tuple[set[str], float]:

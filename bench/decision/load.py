@@ -50,7 +50,7 @@ class Reporter:
         self._topic = topic
         self._partitions = partitions
         self._claimed = claimed
-        self._pending = dict.fromkeys(claimed, 0)
+        self.pending = dict.fromkeys(claimed, 0)
         self._pools = rng.sample(list(claimed), len(claimed))
 
     async def report(self, per_second: float, until: Callable[[float], bool]) -> None:
@@ -65,12 +65,12 @@ class Reporter:
         await asyncio.gather(*acknowledged)
 
     async def _report(self, pool_id: str) -> Any:
-        self._pending[pool_id] += 1
+        self.pending[pool_id] += 1
         at = utc_now()
         event = DemandReported(
             pool_id=pool_id,
             source=SOURCE,
-            pending=self._pending[pool_id],
+            pending=self.pending[pool_id],
             claimed=self._claimed[pool_id],
             observed_at=at,
             valid_for_seconds=DAY_SECONDS,
