@@ -33,8 +33,10 @@ from tests.support.provisioner import Provisioner
 WORKERS, SMALL, UNITS, ROUNDS, SEED = 100_000, 1_000, 20, 5, 1
 NOTHING_CLAIM: Final = 1.5
 UNIT_CLAIM: Final = 1.3
-REPEATS, BUSY_REPEATS = 10, 3
-"""Steps of a loop with nothing due, and rounds with work due, that are measured together."""
+REPEATS, BUSY_REPEATS = 10, 10
+"""Steps of a loop with nothing due, and at most as many rounds with work due, that are measured together."""
+ENOUGH_COMMITS: Final = 150
+"""Cost after which no more rounds with work due are measured: that of a short round is chance."""
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -68,13 +70,14 @@ class Cell:
     async def busy(self, work: Work, units: int) -> None:
         """Measure a round with work due."""
         provisioner = self.provisioner
-        cost = 0.0
-        for _ in range(BUSY_REPEATS):
+        cost, rounds, done = 0.0, 0, units
+        while rounds < 2 or (rounds < BUSY_REPEATS and cost * done < ENOUGH_COMMITS * self.commit):
+            rounds += 1
             done = units if work.units is None else await work.units(provisioner, units)
             await make_due(provisioner.database, work, done)
             cost += await cpu_seconds(provisioner.database, partial(work.run, provisioner)) / done
             await clean(provisioner.database, work)
-        self._note(work.loop, work.unit, cost / BUSY_REPEATS)
+        self._note(work.loop, work.unit, cost / rounds)
 
     def _note(self, loop: str, unit: str, seconds: float) -> None:
         self.costs.setdefault((loop, unit), []).append(seconds / self.commit)
