@@ -10,8 +10,9 @@ from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lease import LeaseGranted, LeaseRequested
 from slipway_common.messaging.incarnation import Incarnation
-from slipway_provisioner.apply import limiting, recovery
-from slipway_provisioner.store import limits
+from slipway_provisioner.apply import limiting, plan, recovery
+from slipway_provisioner.domain import planning
+from slipway_provisioner.store import limits, pools
 from tests.support.provisioner import Provisioner, declared, in_transaction, report, stopped_at
 from tests.support.starts import batch_count
 from tests.support.statements import Covered, locking_statements
@@ -134,9 +135,13 @@ async def test_a_plan_raises_no_alert_on_a_limit_that_was_raised_meanwhile(provi
     await provisioner.demand(report(3, at=1))
     await provisioner.database.execute("UPDATE launch_limit SET alerted = '', limited_at = NULL")
     await provisioner.events()
-    async with stopped_at(provisioner, "decision", provisioner.plan_step()) as planning:
-        await provisioner.declare(two_pools(launches_per_hour=9))
-    await planning
+    observed = await provisioner.observed()
+    await provisioner.declare(two_pools(launches_per_hour=9))
+    async with provisioner.database.acquire() as db, db.transaction():
+        now = await pools.now(db)
+        decided = planning.plan(observed, now=now)
+        assert decided.reached
+        await plan.execute(db, observed, decided, now)
     assert await alerts(provisioner) == {AlertRaised: 0, AlertResolved: 0}
 
 
