@@ -387,11 +387,12 @@ class Slipway(Policy):
 
     def _stage(self, known: WeightChanged | None, name: str, in_flight: int, failures: int) -> pool.Stage:
         stage = known.stages[name] if known is not None else None
-        return pool.Stage(
-            in_flight=in_flight,
-            unfolded=max(0, failures - (stage.failures_folded if stage is not None else 0)),
-            window=stage.window if stage is not None else self.new_windows[name],
-        )
+        folded = stage.failures_folded if stage is not None else 0
+        counted: dict[str, Any] = {"unfolded": max(0, failures - folded)}
+        if "unfolded" not in pool.Stage.__struct_fields__:  # of an earlier commit, with the rules of which this runs
+            counted = {"failures": failures, "folded": folded}
+        window = stage.window if stage is not None else self.new_windows[name]
+        return pool.Stage(in_flight=in_flight, window=window, **counted)
 
     def _shared(self, view: View) -> list[pool.Shared]:
         launching = [counts.launching for counts in self.counts]
