@@ -5,7 +5,8 @@ long ones that the changes since a commit ask for; FAST=1 those of the inner loo
 most one is made of many processes: such a layer measures what it tests by the clock, and shares the second core with a
 layer of one process only. A layer's output is printed in one piece when it ends.
 
-A core layer that takes longer than a quarter above its budget fails, unless other programs used the processors.
+A core layer that takes longer than a quarter above its budget fails, unless other programs used the processors. Budgets
+are of the machine on which they were measured: a slower one has as much more.
 """
 
 import os
@@ -28,6 +29,9 @@ OVER: Final = 1.25
 """Part of its budget above which a layer fails."""
 QUIET: Final = 0.1
 """Part of the processors that other programs may use while layers are judged by their budgets."""
+YARDSTICK: Final = (sys.executable, "-I", "-S", "-c", "sum(n * n for n in range(10_000_000))")
+YARDSTICK_SECONDS: Final = 0.9
+"""Time of the yardstick on each of two processors at once, where the budgets were measured."""
 LAYERS: Final = CORE | LONG
 ARGUMENTS_OF_OTHERS: Final = (
     "SEED",
@@ -103,16 +107,27 @@ def startable(waiting: Sequence[str], running: Sequence[str], layers: Mapping[st
     return next((name for name in wanted if layers[name].many), wanted[0] if wanted else None)
 
 
-def judged(ends: Sequence[End], foreign: float) -> list[End]:
-    """The ends, with core layers far over their budgets as SLOW; not where others used the processors."""
+def judged(ends: Sequence[End], foreign: float, slowness: float = 1.0) -> list[End]:
+    """The ends, with core layers far over their budgets as SLOW; not where others used the processors. `slowness`: time
+    of a yardstick here, as a multiple of its time where the budgets were measured."""
     if foreign > QUIET:
         return list(ends)
+    over = OVER * max(1.0, slowness)
     return [
         end._replace(verdict="SLOW")
-        if end.verdict == "ok" and end.name in CORE and end.seconds > OVER * CORE[end.name].budget_seconds
+        if end.verdict == "ok" and end.name in CORE and end.seconds > over * CORE[end.name].budget_seconds
         else end
         for end in ends
     ]
+
+
+def measured_slowness() -> float:
+    """Time of the yardstick on all lanes at once, as a multiple of its time where the budgets were measured."""
+    began = time.monotonic()
+    running = [subprocess.Popen(YARDSTICK) for _ in range(AT_A_TIME)]
+    for process in running:
+        process.wait()
+    return (time.monotonic() - began) / YARDSTICK_SECONDS
 
 
 class Processors:
@@ -166,11 +181,12 @@ def _changed_since(commit: str) -> list[str]:
 
 
 def main(names: Sequence[str]) -> int:
-    begin, processors = time.monotonic(), Processors()
-    wanted = chosen(names, os.environ)
+    begin, wanted = time.monotonic(), chosen(names, os.environ)
+    slowness, processors = measured_slowness(), Processors()
     ends = run_all(wanted)
     foreign = processors.foreign()
-    ends = judged(ends, foreign)
+    slowness = max(slowness, measured_slowness())
+    ends = judged(ends, foreign, slowness)
     failed = any(end.verdict != "ok" for end in ends)
     for end in ends:
         if end.verdict not in {"ok", "SLOW"}:  # otherwise the failure is hundreds of lines above the end
@@ -178,6 +194,8 @@ def main(names: Sequence[str]) -> int:
     print("── summary ──", *(end.line() for end in sorted(ends, key=lambda end: wanted.index(end.name))), sep="\n")
     if foreign > QUIET:
         print(f"  others used {foreign:.0%} of the processors: no layer is judged by its budget")
+    elif slowness > 1.0:
+        print(f"  budgets × {slowness:.2f}, since this machine is slower than the one that they are of")
     print(f"  {'total':<20}{time.monotonic() - begin:6.1f} s  {'FAILED' if failed else 'ok'}")
     return 1 if failed else 0
 
