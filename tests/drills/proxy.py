@@ -12,8 +12,8 @@ class Proxy:
     """Forwards connections from a port to another one of this host.
 
     `cut`: connections are closed, and new ones at once. `silent`: what clients send is read and never answered, and
-    never arrives; connections stay open. Those that were open when the proxy fell silent never continue. Each part of
-    an answer is held back for `delay()` seconds; `on_request` gets each part of a request.
+    never arrives; connections stay open. Those that were open when the proxy fell silent never continue. The answer
+    of a connection begins `delay()` seconds late, however many parts it has; `on_request` gets each part of a request.
     """
 
     def __init__(self, target: int) -> None:
@@ -78,15 +78,17 @@ class Proxy:
                 await asking  # until the client gives up
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_answer: bool) -> None:
+        is_late = is_answer
         with contextlib.suppress(OSError):
             while chunk := await reader.read(CHUNK_BYTES):
                 if self.is_silent():
                     self.swallowed += 1
                     await self._swallow(reader)
                     return
-                if is_answer:
+                if is_late:
+                    is_late = False
                     await asyncio.sleep(self.delay())
-                else:
+                elif not is_answer:
                     self.on_request(chunk)
                 writer.write(chunk)
                 await writer.drain()
