@@ -8,12 +8,13 @@ writes bench/results/fair.json.
 """
 
 import asyncio
+import contextlib
 import os
 import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -196,14 +197,13 @@ async def play(provisioner: Provisioner, *, pools_: int, window: int, rng: Rando
     )
 
 
-async def measure(supervisor: Supervisor, *, pools_: int, window: int, seed: int) -> int:
-    """Prepare a database, and play on it."""
-    before = os.getloadavg()[0]
-    command = f"make bench-fair POOLS={pools_} WINDOW={window} SEED={seed}"
+@contextlib.asynccontextmanager
+async def prepared(supervisor: Supervisor, pools_: int, window: int) -> AsyncIterator[tuple[Provisioner, str]]:
+    """A provisioner on a new database, and its URL: dirty pools of one image with this boot window, without machines,
+    each of which needs more than it ever gets."""
     with tempfile.TemporaryDirectory(prefix="slipway-bench-", ignore_cleanup_errors=True) as name:
         guard().remove(Path(name))
         server = EmbeddedPostgres(Path(name) / "postgres")
-        print(f"{pools_:,} pools of one image with a boot window of {window}; SEED={seed} …", flush=True)
         await supervisor.start(server)
         url = await server.create_database("bench")
         await migrate.upgrade(url, SERVICE)
@@ -216,9 +216,18 @@ async def measure(supervisor: Supervisor, *, pools_: int, window: int, seed: int
             await cells.fill(url, Cell(pools_, 0, 1))
             for statement, *arguments in ((NEEDED,), (WINDOW_OF_IMAGE, IMAGE.text, window), (ALL_DIRTY,)):
                 await database.execute(statement, *arguments)
-            found = await play(provisioner, pools_=pools_, window=window, rng=Random(seed), command=command)
+            yield provisioner, url
         finally:
             await database.close()
+
+
+async def measure(supervisor: Supervisor, *, pools_: int, window: int, seed: int) -> int:
+    """Prepare a database, and play on it."""
+    before = os.getloadavg()[0]
+    command = f"make bench-fair POOLS={pools_} WINDOW={window} SEED={seed}"
+    print(f"{pools_:,} pools of one image with a boot window of {window}; SEED={seed} …", flush=True)
+    async with prepared(supervisor, pools_, window) as (provisioner, _):
+        found = await play(provisioner, pools_=pools_, window=window, rng=Random(seed), command=command)
     found.on["load"] = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
     committed.write_json(os.environ, "fair.json", found)
     print(f"{found.freed} starts ended in {found.seconds:g} s, {found.decisions} decisions, on {found.on}")

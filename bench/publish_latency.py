@@ -151,6 +151,22 @@ def _calculator(kafka: str, url: str, folder: Path) -> Service:
     )
 
 
+def numbered(event: Any, number: int, traceparent: str = "") -> Envelope:
+    """Envelope of an event with the sequence number that a relay would assign."""
+    return Envelope(
+        id=new_id(),
+        type=event.type,
+        source="/slipway/bench",
+        subject=TOPIC_OF[type(event)].subject(event),
+        time=utc_now(),
+        sequence_number=number,
+        previous=number - 1,
+        sequence_source="/slipway/bench/1",
+        revision=1,
+        traceparent=traceparent,
+    )
+
+
 @asynccontextmanager
 async def _producer(bootstrap: str) -> AsyncIterator[Any]:
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True, acks="all")
@@ -163,17 +179,7 @@ async def _producer(bootstrap: str) -> AsyncIterator[Any]:
         partition = partition_for(key, PARTITIONS)
         numbers[topic.name, partition] += 1
         number = numbers[topic.name, partition]
-        envelope = Envelope(
-            id=new_id(),
-            type=event.type,
-            source="/slipway/bench",
-            subject=topic.subject(event),
-            time=utc_now(),
-            sequence_number=number,
-            previous=number - 1,
-            sequence_source="/slipway/bench/1",
-            revision=1,
-        )
+        envelope = numbered(event, number)
         at = time.perf_counter()
         appended = await producer.send(
             PREFIX + topic.name,

@@ -28,12 +28,11 @@ from bench.claims import report
 from bench.leases.bench import prefill
 from bench.loops.fleet import Size, fill
 from bench.own_time import waited_seconds
-from slipway_common.base.clock import utc_now
-from slipway_common.base.ids import new_id
+from bench.publish_latency import numbered
 from slipway_common.database import migrate, postgres
 from slipway_common.events.topics import TOPIC_OF
 from slipway_common.messaging import topic_admin
-from slipway_common.messaging.envelope import Envelope, encode
+from slipway_common.messaging.envelope import encode
 from slipway_common.messaging.relay import partition_for
 from slipway_local.servers.guard import guard
 from slipway_local.servers.kafka import EmbeddedKafka
@@ -79,18 +78,7 @@ async def _publish(bootstrap: str, prefix: str, events: Iterable[Any]) -> None:
             key = topic.key(event)
             place = (topic.name, partition_for(key, PARTITIONS))
             number = numbers[place] = numbers.get(place, 0) + 1
-            envelope = Envelope(
-                id=new_id(),
-                type=event.type,
-                source="/slipway/bench",
-                subject=topic.subject(event),
-                time=utc_now(),
-                sequence_number=number,
-                previous=number - 1,
-                sequence_source="/slipway/bench/1",
-                revision=1,
-                traceparent=f"00-{number:032x}-{number:016x}-01",
-            )
+            envelope = numbered(event, number, f"00-{number:032x}-{number:016x}-01")
             sent.append(
                 await producer.send(
                     f"{prefix}{topic.name}",

@@ -321,7 +321,7 @@ WORK: Final = (
     ),
 )
 AFTER: Final = ("DELETE FROM outbox", "DELETE FROM dirty_pool")
-"""What loops leave to others: the relay, which is none of them, and the planner."""
+"""Statements that remove the work which these loops make for the relay and for the planner."""
 
 
 async def make_due(database: Database, work: Work, units: int) -> None:

@@ -108,26 +108,30 @@ def parse_arguments(environment: Mapping[str, str], drills: Sequence[str] = tupl
 
 async def drill(name: str, arguments: Arguments) -> bool:
     """Play one drill and print its line; True if its claim holds."""
-    chosen = DRILLS[name]
+    chosen, talks = DRILLS[name], len(arguments.names) < len(DRILLS)
+    return await judge(name, chosen.play, seed=arguments.seed, speed=arguments.speed or chosen.speed, talks=talks)
+
+
+async def judge(
+    name: str, play: Callable[[Harness], Awaitable[Verdict]], *, seed: int, speed: float, talks: bool = True
+) -> bool:
+    """Play on a new deployment and print the verdict on a line; True if there are no problems. `talks`: lines of the
+    harness are printed, too."""
     began = monotonic_seconds()
-    talks = len(arguments.names) < len(DRILLS)
     try:
         async with (
             Supervisor() as supervisor,
             Harness(
-                supervisor,
-                seed=arguments.seed,
-                speed=arguments.speed or chosen.speed,
-                log=lambda text: print(text, flush=True) if talks else None,
+                supervisor, seed=seed, speed=speed, log=lambda text: print(text, flush=True) if talks else None
             ) as harness,
         ):
-            verdict = await chosen.play(harness)
+            verdict = await play(harness)
     except ERRORS as error:
         verdict = Verdict("", (str(error) or repr(error),))
     for problem in verdict.problems:
         print(f"  PROBLEM {problem}", flush=True)
     mark = "BROKEN" if verdict.problems else "ok"
-    print(f"{name} {mark}: {verdict.figures} ({monotonic_seconds() - began:.0f} s, SEED={arguments.seed})", flush=True)
+    print(f"{name} {mark}: {verdict.figures} ({monotonic_seconds() - began:.0f} s, SEED={seed})", flush=True)
     return not verdict.problems
 
 

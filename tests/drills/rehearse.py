@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,11 +22,11 @@ import msgspec
 
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_local.demo.deployment import SERVICES, Deployment
-from slipway_local.servers.supervisor import Supervisor, run
+from slipway_local.servers.supervisor import run
 from slipway_simulator import facts
-from tests.drills.__main__ import ERRORS, Arguments, parse_arguments
+from tests.drills.__main__ import ERRORS, Arguments, judge, parse_arguments
 from tests.drills.declared import Account, Pool, declaration
-from tests.drills.harness import Harness, Verdict, add_tasks, done, fetch, played
+from tests.drills.harness import Harness, NotReached, Verdict, add_tasks, done, fetch, played
 
 ALERT_SECONDS: Final = 30.0
 POOL: Final = "linux"
@@ -57,7 +58,7 @@ class Stage(msgspec.Struct, frozen=True):
         return [row for answer in answers for row in answer["items"]]
 
     async def type(self, command: str) -> str:
-        """Run a command as a person would; returns what it prints. Raises AssertionError unless it succeeds."""
+        """Run a command as a person would; returns what it prints. Raises NotReached unless it succeeds."""
         urls = {f"SLIPWAY_{name.upper().replace('-', '_')}_URL": self.deployment.url(name) for name in SERVICES}
         path = f"{PROGRAMS}:{os.environ['PATH']}"
         environment = {**os.environ, **urls, "SLIPWAY_TOKEN": self.deployment.token, "PATH": path}
@@ -66,7 +67,8 @@ class Stage(msgspec.Struct, frozen=True):
         )
         printed = (await child.communicate())[0].decode()
         self.harness.log(f"$ {command}")
-        assert child.returncode in (0, FINDINGS), f"`{command}` exits with {child.returncode}: {printed}"
+        if child.returncode not in (0, FINDINGS):
+            raise NotReached(f"`{command}` exits with {child.returncode}: {printed}")
         return printed
 
 
@@ -212,7 +214,8 @@ async def play(harness: Harness, case: Case) -> Verdict:
     acted = monotonic_seconds()
     if case.printed:
         remedy = REMEDY.search(printed)
-        assert remedy is not None, f"no remedy in: {printed}"
+        if remedy is None:
+            raise NotReached(f"no remedy in: {printed}")
         await stage.type(remedy[1])
     else:
         await stage.deployment.call("DELETE", "simulator", f"/faults/{case.fault['name']}")
@@ -277,21 +280,10 @@ def _time(at: str) -> float:
 async def rehearse(name: str, arguments: Arguments) -> bool:
     """Play one case and print its line; True if all of it was as claimed."""
     case = CASES.get(name)
-    began = monotonic_seconds()
     speed = arguments.speed or (case.speed if case is not None else SLOW_SPEED)
-    try:
-        async with (
-            Supervisor() as supervisor,
-            Harness(supervisor, seed=arguments.seed, speed=speed, log=lambda text: print(text, flush=True)) as harness,
-        ):
-            verdict = await (play(harness, case) if case is not None else play_slow_start(harness))
-    except (*ERRORS, AssertionError) as error:
-        verdict = Verdict("", (str(error) or repr(error),))
-    for problem in verdict.problems:
-        print(f"  PROBLEM {problem}", flush=True)
-    mark = "BROKEN" if verdict.problems else "ok"
-    print(f"{name} {mark}: {verdict.figures} ({monotonic_seconds() - began:.0f} s, SEED={arguments.seed})", flush=True)
-    return not verdict.problems
+    return await judge(
+        name, play_slow_start if case is None else partial(play, case=case), seed=arguments.seed, speed=speed
+    )
 
 
 async def rehearsal(arguments: Arguments) -> int:

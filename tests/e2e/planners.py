@@ -8,25 +8,18 @@ statement, and from the ledger of the machines. It may never exceed the window, 
 import asyncio
 import contextlib
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from random import Random
 from typing import Final
 
-from bench.decision import cell as cells
-from bench.decision.cell import Cell
-from bench.fair import ALL_DIRTY, IMAGE, NEEDED, WAKE_SECONDS, WINDOW_OF_IMAGE, Cloud
-from slipway_common.database import migrate, postgres
+from bench.fair import IMAGE, WAKE_SECONDS, Cloud, prepared
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_local.servers.guard import guard
-from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor
 from slipway_provisioner.domain.workers import stopped, stopping
 from slipway_provisioner.loops.plan import wake_waiting
 from slipway_provisioner.store import pools, usage, workers
-from tests.support.provisioner import PASSED, SERVICE, Provisioner
+from tests.support.provisioner import Provisioner
 
 PLANNERS: Final = 8
 POOLS: Final = 200
@@ -109,24 +102,8 @@ async def planners_of(url: str, seed: int) -> AsyncIterator[list[str]]:
 
 async def play(supervisor: Supervisor, seed: int) -> int:
     """Run on a new database; return the exit code."""
-    with tempfile.TemporaryDirectory(prefix="slipway-", ignore_cleanup_errors=True) as name:
-        guard().remove(Path(name))
-        server = EmbeddedPostgres(Path(name) / "postgres")
-        await supervisor.start(server)
-        url = await server.create_database("planners")
-        await migrate.upgrade(url, SERVICE)
-        database = await postgres.connect(url, SERVICE)
-        try:
-            provisioner = Provisioner(database)
-            await database.execute("UPDATE incarnation SET server = slipway_server()")
-            await provisioner.declare(cells.declaration(Cell(POOLS, 0, 1), "http://127.0.0.1:1"))
-            await database.execute(PASSED)
-            await cells.fill(url, Cell(POOLS, 0, 1))
-            for statement, *arguments in ((NEEDED,), (WINDOW_OF_IMAGE, IMAGE.text, WINDOW), (ALL_DIRTY,)):
-                await database.execute(statement, *arguments)
-            return await judged(provisioner, url, seed)
-        finally:
-            await database.close()
+    async with prepared(supervisor, POOLS, WINDOW) as (provisioner, url):
+        return await judged(provisioner, url, seed)
 
 
 async def judged(provisioner: Provisioner, url: str, seed: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 from rich.text import Text
 
-from slipway_client.cli import browsing
+from slipway_client.cli import page_reader
 from slipway_client.cli.watching import Watch
 from slipway_client.transport.http import Api
 from slipway_client.view import pages
@@ -64,8 +64,8 @@ class Browser:
             self._moved.clear()
             place = self._nav.place
             is_known = self._page is not None and self._page[0] == place
-            if place.kind in browsing.KINDS and not (self._nav.paused and is_known):
-                self._page = place, await browsing.read(self._api, place)
+            if place.kind in page_reader.KINDS and not (self._nav.paused and is_known):
+                self._page = place, await page_reader.read(self._api, place)
                 self._changed()
             # Not wait_for, which forgets that it was cancelled if a key is pressed at that moment.
             with contextlib.suppress(TimeoutError):

@@ -81,6 +81,7 @@ class Planner:
         finally:
             for planner in planners:
                 planner.cancel()
+            await asyncio.gather(*planners, return_exceptions=True)  # no transaction outlives the step
         unfinished = [planner.result() for planner in planners]
         return any(unfinished)
 

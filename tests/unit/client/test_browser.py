@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slipway_client.cli import browsing
+from slipway_client.cli import page_reader
 from slipway_client.cli.browser import Browser
 from slipway_client.cli.watching import Watch, fetcher
 from slipway_client.transport.http import Api
@@ -48,7 +48,7 @@ async def test_a_page_is_what_why_says_with_the_rows_below(
     api: Api, place: Place, first: str, below: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ANSWERS, "leases", {"items": [HELD]})
-    page = await browsing.read(api, place)
+    page = await page_reader.read(api, place)
     assert page.sentences[0].startswith(first)
     assert any(sentence.startswith("Remedy: ") for sentence in page.sentences)
     assert {item.place.kind for listing in page.listings for item in listing.items} == below
@@ -57,12 +57,12 @@ async def test_a_page_is_what_why_says_with_the_rows_below(
 
 
 async def test_what_cannot_be_read_is_the_text_of_its_page(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = await browsing.read(api, Place("pool", "mac"))
+    gone = await page_reader.read(api, Place("pool", "mac"))
     assert gone.sentences[0] == "There is no pool 'mac'."
-    away = await browsing.read(Api(dict.fromkeys(SERVICES, NOWHERE)), Place("pool", "linux"))
+    away = await page_reader.read(Api(dict.fromkeys(SERVICES, NOWHERE)), Place("pool", "linux"))
     assert away.sentences[0].startswith(f"the provisioner at {NOWHERE} is unavailable")
     monkeypatch.setitem(ANSWERS, "workers", {"things": []})
-    strange = await browsing.read(api, Place("pool", "linux"))
+    strange = await page_reader.read(api, Place("pool", "linux"))
     assert strange.sentences == ["The answers are not from services of this version: KeyError('items')"]
 
 
