@@ -36,7 +36,7 @@ FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock lock-jars demo try-image check test test-all test-for compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-check ec2-codes ec2-limits ec2-spot ec2-storm terraform-checks terraform-daemon terraform-fair terraform-faults terraform-runs mutants fuzz readme \
-	generated tables structure simulate policies growth bench-events bench-weights bench-leases bench-http bench-apply bench-ec2 ec2-scale bench-terraform soak-terraform bench-before square-wave leases-model fairness adaptive clean
+	generated baseline structure simulate policies growth bench-events bench-weights bench-leases bench-http bench-apply bench-ec2 ec2-scale bench-terraform soak-terraform bench-before square-wave leases-model fairness adaptive clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -108,9 +108,10 @@ demo: $(if $(filter aws terraform,$(PROVIDER)),$(READY),$(RUNTIME)) $(if $(filte
 try-image: $(RUNTIME) ## A roll-out, a bad image and a rollback by commands on a simulated cloud: SEED=1 SPEED=40 FAULTS= MUTANT=
 	@$(RUN) -m $(BROKEN) slipway_local.demo.try_image
 
-check: $(READY) ## Words, formats and structure of this project, ruff, mypy, import contracts
+check: $(READY) ## Words, formats, structure and baselines of this project, ruff, mypy, import contracts
 	@$(RUN) -m $(BROKEN) tests.tools.idiom
 	@$(RUN) -m $(BROKEN) tests.tools.structure --findings
+	@$(RUN) -m $(BROKEN) generate.baseline check
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check --quiet .
 	.venv/bin/mypy libs services tests generate examples $(if $(wildcard bench/*.py),bench)
@@ -162,9 +163,6 @@ ec2-storm: $(READY) ## Launches under lost replies, throttles and kills, on a st
 
 e2e-windows: $(READY) ## Launches within windows with stale weights, a paused calculator and three provisioners, then eight planners killed at commits: SEED=5 ONLY=planners MUTANT=one-statement
 	@$(RUN) -m $(BROKEN) tests.e2e.windows
-
-tables: $(READY) ## Migrated schema of each service, compared with the schema made from its table definitions
-	@$(RUN) -m $(BROKEN) tests.tools.tables
 
 structure: $(READY) ## Largest files, classes and functions, files per layer, import cycles, checked against limits
 	@$(RUN) -m $(BROKEN) tests.tools.structure
@@ -225,6 +223,9 @@ readme: $(READY) ## Run every fenced command of the README and the guides
 
 generated: $(READY) ## Write contracts/ and docs/generated/ from the code
 	@$(RUN) -m generate
+
+baseline: $(READY) ## Write the first migration of each service from its tables, functions and first rows
+	@$(RUN) -m generate.baseline
 
 bench-events: $(READY) ## Benchmark of events: decoding, latency to the next event, replay: KEEP=1 writes bench/results/
 	@$(RUN) -m bench.events

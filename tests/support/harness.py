@@ -14,11 +14,13 @@ import asyncpg
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
+from sqlalchemy import MetaData
 
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.ids import new_id
 from slipway_common.database import migrate, postgres
 from slipway_common.database.postgres import Connection, Database
+from slipway_common.database.tables import leader, messaging, script
 from slipway_common.events.topics import POOL_DEMAND, TOPIC_OF, WORKER_LIFECYCLE, Topic, dead_letter_topic
 from slipway_common.events.worker import WorkerErrorReported
 from slipway_common.messaging import kafka, outbox, topic_admin
@@ -34,6 +36,9 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 SERVICE: Final = "probe"
 PARTITIONS: Final = 4
 TEMPLATE: Final = "probe_template"
+TABLES: Final = MetaData()
+messaging(TABLES)
+leader(TABLES)
 # No unique key: a duplicate effect is a second row.
 EFFECT: Final = """
 CREATE TABLE effect (
@@ -109,7 +114,7 @@ async def make_template(server: EmbeddedPostgres, name: str = TEMPLATE) -> None:
             await connection.execute(migrate.PREPARE.format(**names))
             await connection.execute(f"SET LOCAL ROLE {names['role']}")
             await connection.execute(f"SET LOCAL search_path TO {names['schema']}")
-            await connection.execute(migrate.MESSAGING + migrate.LEADER + EFFECT + MIGRATED)
+            await connection.execute(script(TABLES) + EFFECT + MIGRATED)
     finally:
         await connection.close()
 

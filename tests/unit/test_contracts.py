@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
+from generate import baseline
 from generate.__main__ import GENERATED, committed, comparable, files, generate, main, series
 from generate.asyncapi import VERSION
 from generate.compatibility import breaking
@@ -38,6 +39,22 @@ def test_generated_files_are_in_step() -> None:
     assert sorted(here) == sorted(made.keys() - beside)
     here |= {name: (ROOT / name).read_text() for name in beside}
     assert [name for name, text in made.items() if here[name] != text] == []
+
+
+def test_baselines_are_in_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A baseline that differs from its tables is named, and written anew by `make baseline`."""
+    assert baseline.main(["check"]) == 0
+    monkeypatch.setattr(baseline, "ROOT", tmp_path)
+    paths = [path for path, _ in baseline.files()]
+    for path in paths:
+        (tmp_path / path).parent.mkdir(parents=True)
+    baseline.main([])
+    (tmp_path / paths[0]).write_text("CREATE TABLE forgotten ();\n")
+    assert baseline.main(["check"]) == 1
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == [paths[0]]
+    assert baseline.main([]) == baseline.main(["check"]) == 0
 
 
 def test_generating_removes_obsolete_files(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tables of every service, and the script that creates a schema from its tables. Migrations are compared with it."""
+"""Tables of every service, and the script that creates a schema from its tables: the baseline of its migrations."""
 
 from typing import Any, Final
 
@@ -38,6 +38,8 @@ CREATE FUNCTION slipway_server() RETURNS text LANGUAGE sql STABLE AS $$
     SELECT concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), d.oid, to_regclass('incarnation')::oid)
     FROM pg_database d WHERE d.datname = current_database()
 $$"""
+DRAW_INCARNATION: Final = """
+INSERT INTO incarnation (id, server) VALUES (replace(gen_random_uuid()::text, '-', ''), slipway_server())"""
 
 
 def uuid(name: str, *constraints: Any, **options: Any) -> Column[str]:
@@ -104,7 +106,8 @@ def messaging(metadata: MetaData) -> None:
     """Add the tables of every service: audit, alerts, outbox and sequence numbers, consumer positions, dead letters."""
     audit(metadata)
     alert(metadata)
-    metadata.info.setdefault("before", []).extend([CREATE_CLOCK, CREATE_SERVER])
+    metadata.info["before"] = [CREATE_CLOCK, CREATE_SERVER]
+    metadata.info["after"] = [DRAW_INCARNATION]
     # One row. `server` is the one on which the relay has compared the rows with the log. `former` are earlier ids, and
     # revisions of subjects are above `revision_base`. `requested`: why a person wants a new incarnation.
     Table(
@@ -230,21 +233,23 @@ def leader(metadata: MetaData) -> None:
         Column("instance", Text, nullable=False, server_default=text("''")),
         Column("since", TIME),
         Column("seen_at", TIME),
-        Column("at", Double, nullable=False, server_default=text("0")),
-        Column("seq", BigInteger, nullable=False, server_default=text("0")),
+        Column("at", Double, nullable=False, server_default=text("0")),  # of the newest turn, in Unix seconds
+        Column("seq", BigInteger, nullable=False, server_default=text("0")),  # of the newest turn with a change
         postgresql_with={"fillfactor": 50},
     )
+    metadata.info["after"].append("INSERT INTO leader DEFAULT VALUES")
 
 
 def script(metadata: MetaData) -> str:
-    """SQL that creates the tables and indexes, after the statements in `metadata.info["before"]` and before those in
-    `metadata.info["after"]`: functions and triggers."""
-    statements = list(metadata.info.get("before", ()))
+    """SQL that creates a schema: the statements in `metadata.info["before"]`, the tables and their indexes, and the
+    statements in `metadata.info["after"]`, which are functions, triggers and the rows that it begins with."""
+    statements = list(metadata.info["before"])
     for table in metadata.tables.values():  # as declared: PostgreSQL numbers constraints of equal names in that order
         statements.append(str(CreateTable(table).compile(dialect=DIALECT)))
         statements += [
             str(CreateIndex(index).compile(dialect=DIALECT))
             for index in sorted(table.indexes, key=lambda index: str(index.name))
         ]
-    statements += metadata.info.get("after", ())
-    return "".join(f"{statement.strip()};\n" for statement in statements)
+    statements += metadata.info["after"]
+    lines = "".join(f"{statement.strip()};\n" for statement in statements).splitlines()
+    return "".join(f"{line.rstrip()}\n".replace("\t", "    ") for line in lines)

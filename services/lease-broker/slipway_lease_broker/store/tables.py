@@ -1,4 +1,4 @@
-"""Tables of the lease-broker. Migrations are compared with these in CI."""
+"""Tables of the lease-broker. The baseline of the migrations is generated from them."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""Tables of the provisioner. Migrations are compared with these in CI."""
+"""Tables of the provisioner. The baseline of the migrations is generated from them."""
 
 from collections.abc import Collection
 from typing import Final
@@ -68,6 +68,8 @@ metadata.info["before"].append(PERCENT_ENCODED)
 
 # One row: the id of this deployment, drawn with the schema. With the id of a batch it is an idempotency token, of which
 # clouds accept 64 characters.
+DRAW_DEPLOYMENT: Final = """
+INSERT INTO deployment (id) VALUES ('slipway-' || left(replace(gen_random_uuid()::text, '-', ''), 16))"""
 deployment = Table(
     "deployment",
     metadata,
@@ -277,7 +279,7 @@ Index("launch_config_archived", launch_config.c.archived_at, postgresql_where=la
 for _key in KEYS:
     Index(f"launch_config_{_key.removesuffix('_key')}", launch_config.c[_key], postgresql_where=_NOT_ARCHIVED)
 
-metadata.info["after"] = [
+metadata.info["after"] += [
     SHARED_KEYS,
     WINDOW_KEYS,
     UPTIME,
@@ -285,6 +287,7 @@ metadata.info["after"] = [
     *WAKE_WAITING,
     CLAIM_DIRTY,
     "INSERT INTO launch_stop_guard DEFAULT VALUES",
+    DRAW_DEPLOYMENT,
 ]
 
 # Time of the newest pass over the deadlines of workers, and of the one before it. Between two passes far apart no

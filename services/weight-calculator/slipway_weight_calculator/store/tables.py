@@ -1,4 +1,4 @@
-"""Tables of the weight-calculator. Migrations are compared with these in CI."""
+"""Tables of the weight-calculator. The baseline of the migrations is generated from them."""
 
 from typing import Any
 
