@@ -7,36 +7,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup, TyperOption
 
-from slipway_client.cli.commands import (
-    account_limits,
-    accounts,
-    alerts,
-    audit,
-    configs,
-    declared,
-    demand,
-    doctor,
-    errors,
-    events,
-    export,
-    imports,
-    launch_stops,
-    leases,
-    operations,
-    plugins,
-    pool_changes,
-    pools,
-    providers,
-    recovery,
-    signals,
-    states,
-    tokens,
-    top,
-    user_data,
-    weights,
-    why,
-    workers,
-)
+from slipway_client.cli import nouns
 from slipway_client.cli.invalid_file import InvalidFile
 from slipway_client.transport.http import KAFKA, SERVICES, Api, Failed
 from slipway_common.base.sanitize import printable
@@ -53,7 +24,15 @@ VERBS: Final = {"get": "ls", "list": "ls", "ls": "ls", "describe": "show", "show
 
 
 class _Commands(TyperGroup):
-    """Prints errors of commands on stderr and exits with their exit code."""
+    """Loads the modules of the command that runs, prints errors on stderr and exits with their exit code."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands: Any = nouns.Commands()
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.help) for name, command in nouns.COMMANDS.items()])
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -82,40 +61,6 @@ class _Commands(TyperGroup):
 
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-app.command()(declared.apply)
-app.command()(declared.diff)
-app.command()(export.export)
-app.command("user-data")(user_data.user_data)
-app.command()(top.top)
-pools.app.add_typer(pool_changes.app)
-app.add_typer(pools.app, name="pool")
-app.add_typer(configs.app, name="lc")
-workers.app.command("state")(states.export_state)
-workers.app.command("unlock")(states.unlock)
-app.add_typer(workers.app, name="worker")
-app.add_typer(workers.decision, name="decision")
-app.add_typer(errors.app, name="error")
-accounts.app.add_typer(account_limits.app)
-app.add_typer(accounts.app, name="account")
-app.add_typer(states.app, name="state-key")
-app.add_typer(providers.app, name="provider")
-app.add_typer(plugins.app, name="plugins")
-app.add_typer(leases.app, name="lease")
-app.add_typer(imports.app, name="import")
-app.add_typer(weights.app, name="weights")
-app.add_typer(signals.app, name="signal")
-app.add_typer(demand.app, name="demand")
-app.command()(launch_stops.stop_launching)
-app.command()(launch_stops.start_launching)
-app.add_typer(events.app, name="events")
-app.add_typer(alerts.app, name="alert")
-app.command()(audit.audit)
-app.command()(why.why)
-app.command()(doctor.doctor)
-app.add_typer(operations.dlq, name="dlq")
-app.add_typer(operations.topics, name="topics")
-app.add_typer(recovery.app, name="db")
-app.add_typer(tokens.app, name="token")
 
 
 def _version(wanted: bool) -> None:

@@ -179,6 +179,12 @@ def full_shared_window(decisions: Sequence[Row], config_id: str) -> str:
     return f"{limit} is full" if note.get("room") == 0 and " window of " in limit else ""
 
 
+def waits(row: Row) -> str | None:
+    """Time for which a worker pool has had pending tasks, or age of a lease pool's oldest waiting request."""
+    seconds = row.get("backlog_seconds", row.get("oldest_wait_seconds"))
+    return None if seconds is None else moments.about(seconds)
+
+
 def limit_in_force(pool: Row) -> int:
     """The limit of a lease pool, which may be derived or adaptive; the declared one before its first decision."""
     limit = pool.get("limit_in_force")

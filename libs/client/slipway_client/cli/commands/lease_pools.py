@@ -8,13 +8,12 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from slipway_client.cli.commands.lease_options import duration
-from slipway_client.cli.commands.pools import waits
 from slipway_client.cli.confirming import Confirm, command_line, confirmable
 from slipway_client.cli.options import AsOutput, Reason, lease_pools, now
 from slipway_client.cli.tables import Field, Output, as_json, pairs, show
 from slipway_client.transport.http import path
 from slipway_client.view import moments
-from slipway_client.view.phrases import limit_in_force
+from slipway_client.view.phrases import limit_in_force, waits
 from slipway_common.base.sanitize import printable
 
 app = typer.Typer(rich_markup_mode=None)

@@ -11,18 +11,12 @@ from slipway_client.cli.options import AsOutput, For, PoolId, Reason, Until, nou
 from slipway_client.cli.tables import Field, Output, as_json, pairs, show
 from slipway_client.transport.http import path
 from slipway_client.view import moments
-from slipway_client.view.phrases import progress
+from slipway_client.view.phrases import progress, waits
 from slipway_common.base.revisions import hash_of, name_of
 
 app = noun("Manage worker pools")
 
 DECISIONS_SHOWN: Final = 8
-
-
-def waits(row: Mapping[str, Any]) -> str | None:
-    """Time for which a worker pool has had pending tasks, or age of a lease pool's oldest waiting request."""
-    seconds = row.get("backlog_seconds", row.get("oldest_wait_seconds"))
-    return None if seconds is None else moments.about(seconds)
 
 
 def mode(row: Mapping[str, Any]) -> Any:

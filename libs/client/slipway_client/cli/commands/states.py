@@ -15,6 +15,7 @@ from slipway_client.transport.http import Failed, path
 from slipway_client.view.phrases import count
 
 app = noun("Manage the keys of Terraform states")
+of_workers = typer.Typer(rich_markup_mode=None)
 
 MODE: Final = 0o600
 STDOUT: Final = Path("-")
@@ -31,6 +32,7 @@ def _use(row: Mapping[str, Any]) -> str:
 FIELDS: Final[tuple[Field, ...]] = ("id", ("use", _use), "documents")
 
 
+@of_workers.command("state")
 def export_state(
     context: typer.Context,
     worker: WorkerId,
@@ -69,6 +71,7 @@ def export_state(
         print(f"this worker also has {other}; --rejected exports the newest", file=sys.stderr)
 
 
+@of_workers.command()
 def unlock(context: typer.Context, worker: WorkerId, reason: Why = "") -> None:
     """Release the lock of a worker's Terraform workspace
 
