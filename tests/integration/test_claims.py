@@ -205,6 +205,39 @@ async def test_made_up_claims_fill_no_table(provisioner: Provisioner) -> None:
     assert (oldest, number) == (after(0.102), 1000)
 
 
+async def test_made_up_claims_fill_no_topic(provisioner: Provisioner, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once more have ended in five minutes than are stored, further ones publish nothing; they protect the worker, and
+    five minutes later events are published again."""
+    (machine,) = await machines(provisioner, 1, declared())
+    await provisioner.end_claims(machine.id, 1100)
+    await provisioner.set_clock(10)
+    for second in range(2, 9):
+        await machine.claimed("made-up", second)
+    assert not await machine.is_idle()
+    await machine.idle(9, "made-up", 8)
+    assert await machine.is_idle()
+    assert await provisioner.events() == []
+    assert await errors(provisioner) == [("claims-too-many", 1)]
+    assert capsys.readouterr().out.count("publish no events") == 1
+    await provisioner.set_clock(320)
+    await machine.claimed("real", 319)
+    await machine.idle(320, "real", 319)
+    assert [type(event) for event in await provisioner.events()] == [WorkerClaimed, WorkerIdle]
+
+
+async def test_made_up_claims_from_before_the_last_one_fill_no_table(provisioner: Provisioner) -> None:
+    """Each is earlier by the worker's times than a claim of an hour ago, and must not count as ended so long ago that
+    nothing counts it. Beyond a hundred that may run, they are neither stored nor published."""
+    (machine,) = await machines(provisioner, 1, declared())
+    await machine.claimed("real", 0)
+    await provisioner.set_clock(3600)
+    for number in range(1, 121):
+        await machine.claimed("made-up", -number)
+    stored = await provisioner.database.fetchval("SELECT count(*) FROM claim")
+    published = len(await provisioner.published(WorkerClaimed))
+    assert (stored, published) == (101, 101)
+
+
 async def test_claims_that_the_sample_never_had(provisioner: Provisioner) -> None:
     """A task that began and ended after the sample is not taken from its claimed ones."""
     first, second = await machines(provisioner, 2, declared())
@@ -295,6 +328,18 @@ async def test_times_that_no_clock_shows(provisioner: Provisioner, tmp_path: Pat
         await provisioner.demand(decode_data(DemandReported.type, msgspec.json.encode({"pool_id": "linux"} | demand)))
     await machine.claimed("t", 0)
     await machine.idle(1, "t", 0)
+    await provisioner.plan()
+    assert await provisioner.states() == {"running": 1}
+
+
+@pytest.mark.parametrize("at", ["0001-01-01T00:00:00.0005Z", "9999-12-31T23:59:59.9995Z"])
+async def test_times_at_the_edges(provisioner: Provisioner, at: str) -> None:
+    """Ends with and without a name are compared with a claim within a millisecond of the first and the last time."""
+    (machine,) = await machines(provisioner, 1, declared())
+    for named in ({}, {"task_id": "t", "source": "q", "claimed_at": at}):
+        await machine.sent("/claimed", {"task_id": "t", "source": "q", "at": at})
+        await machine.sent("/idle", {"at": after(1).isoformat()} | named)
+        await machine.sent("/idle", {"at": at})
     await provisioner.plan()
     assert await provisioner.states() == {"running": 1}
 

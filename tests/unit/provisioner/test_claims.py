@@ -105,6 +105,20 @@ def test_a_clock_that_is_set_back_between_two_tasks() -> None:
     assert running(told(1, ahead, claim("second", 100), claim("third", 200))) == ["third", "first"]
 
 
+@pytest.mark.parametrize("received", [61, 100, 119, 121, 500])
+def test_a_clock_that_is_set_back_from_the_right_time(received: float) -> None:
+    """The second task is an hour earlier by the worker's times, so that it counts from two minutes before its receipt.
+    The first one has not ended it; the next claim does, unless it may have come before."""
+    first = told(1, claim("first", 0), end(60, "first", 0))
+    second = msgspec.structs.replace(claim("second", received - 3600), started_at=after(received - 120))
+    third = msgspec.structs.replace(claim("third", received - 3590), started_at=after(received - 110))
+    much_later = claim("fourth", received + 1)
+    assert running(with_claim(first, second, 1)) == ["second"]
+    assert running(told(1, claim("first", 0), second)) == ["second", "first"]
+    assert "third" in running(told(1, second, third))
+    assert running(told(1, second, third, much_later))[-1] == "fourth"
+
+
 # Repeated reports
 
 
@@ -138,10 +152,18 @@ def test_an_end_is_never_before_its_claim() -> None:
 
 
 def test_an_end_after_the_clock_was_set_back() -> None:
-    """A start that was clamped by a clock an hour ahead moves no end into the future."""
+    """A start that was clamped by a clock an hour ahead moves no end into the future. The next claim may have come
+    before it, as far as is known, and ends nothing."""
     ahead = msgspec.structs.replace(claim("A", 0), started_at=after(3600))
     assert spans(told(1, ahead, end(60, "A", 0))) == {"A": (3600, 60)}
-    assert spans(told(1, ahead, claim("B", 70)))["A"] == (3600, 70)
+    assert spans(told(1, ahead, claim("B", 70)))["A"] == (3600, None)
+
+
+@pytest.mark.parametrize("at", [datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)])
+def test_a_claim_at_the_edge_of_time(at: datetime) -> None:
+    """An end without a name is compared with it; one of year 9999 has no later one."""
+    edge = msgspec.structs.replace(claim("A", 0), reported_at=at)
+    assert running(with_end([edge], end(1), 1)) == (["A"] if at > START else [])
 
 
 def test_one_slot_runs_one_task() -> None:

@@ -5,6 +5,7 @@ change nothing else; a worker that has a task is never refused. Impossible repor
 """
 
 import hmac
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -17,13 +18,12 @@ from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain import workers as domain
 from slipway_provisioner.domain.ageing import REASON
-from slipway_provisioner.domain.claims import Claim, End, is_ambiguous, open_claims, with_claim, with_end
+from slipway_provisioner.domain.claims import CLAMP, Claim, End, is_ambiguous, open_claims, with_claim, with_end
 from slipway_provisioner.domain.roll_out import Standing
 from slipway_provisioner.domain.workers import AlreadyStopped, ReportedNotice, Worker
 from slipway_provisioner.store import configs, demand, errors, pools, provider_keys, workers
 
 LOG = logger(__name__)
-CLAMP: Final = timedelta(minutes=2)  # largest time before receipt that is accepted
 # Largest time after receipt. A claim that ended at the instant of a demand report has to count as ended by then, also
 # if this clock is slower than that of the machine.
 AHEAD: Final = timedelta(seconds=5)
@@ -32,6 +32,7 @@ DETAIL_CHARACTERS_MAX: Final = 1_000  # of an error
 MISTAKES: Final = {
     "claim-above-slots": "a claim above its task slots counts nowhere; declare task_slots of its launch config",
     "unnamed-end": "the end of a task does not say which of several; name it: slipway-worker hook idle TASK",
+    "claims-too-many": f"more than {demand.ENDED_MAX} tasks of a slot ended in five minutes; more publish no events",
 }
 
 
@@ -103,12 +104,12 @@ async def claimed(tx: Connection, agent: Agent, claim: ReportedClaim) -> tuple[A
     is_counted = next(each.counted for each in claims if each.key == new.key)
     if not is_counted:
         await _note(tx, worker, "claim-above-slots")
-    await demand.save_claims(tx, worker, known, claims)
+    is_published = await _save_claims(tx, worker, known, claims, at) and is_new
     after, event = domain.claimed(worker, claim.task_id, claim.source, at)
     if not open_claims(claims):  # a claim that came late has ended by now
         after = msgspec.structs.replace(after, idle_since=worker.idle_since)
     ended = len(open_claims(claims)) < len(open_claims(known)) + is_new
-    return await _save(tx, after, event if is_new else None, at, ended=ended), is_counted
+    return await _save(tx, after, event if is_published else None, at, ended=ended), is_counted
 
 
 async def idle(tx: Connection, agent: Agent, end: ReportedEnd) -> tuple[Answer, int]:
@@ -122,12 +123,12 @@ async def idle(tx: Connection, agent: Agent, end: ReportedEnd) -> tuple[Answer, 
         await _note(tx, worker, "unnamed-end")
         return await _save(tx, worker, None, at), 0
     claims = with_end(known, ended, worker.task_slots)
-    await demand.save_claims(tx, worker, known, claims)
+    is_published = await _save_claims(tx, worker, known, claims, at)
     number = len(open_claims(known)) - len(open_claims(claims))
     event = None
     if number and not open_claims(claims):
         worker, event = domain.idle(worker, max(each.ended_at for each in claims if each.ended_at is not None))
-    return await _save(tx, worker, event, at, ended=number > 0), number
+    return await _save(tx, worker, event if is_published else None, at, ended=number > 0), number
 
 
 async def error(tx: Connection, agent: Agent, kind: str, detail: str) -> Answer:
@@ -173,6 +174,17 @@ async def _note(tx: Connection, worker: Worker, code: str) -> None:
     """Store a mistake in a worker's reports among its errors, and log it; once, since it may be in each of them."""
     if await errors.record_once(tx, worker, code, MISTAKES[code]):
         LOG.warning(MISTAKES[code], worker=worker.id, pool=worker.pool_id, launch_config=worker.launch_config_id)
+
+
+async def _save_claims(
+    tx: Connection, worker: Worker, known: Sequence[Claim], claims: Sequence[Claim], at: datetime
+) -> bool:
+    """Store claims; False if more have ended lately than are stored. Their events are not published, since made-up
+    claims could fill the topic."""
+    if await demand.save_claims(tx, worker, known, claims, at):
+        await _note(tx, worker, "claims-too-many")
+        return False
+    return True
 
 
 async def _save(tx: Connection, worker: Worker, event: Any, at: datetime, *, ended: bool = False) -> Answer:

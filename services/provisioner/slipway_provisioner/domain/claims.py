@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+CLAMP: Final = timedelta(minutes=2)
+"""Longest time before the receipt of a report that a worker's time is believed; an earlier one is clamped to it."""
 JITTER: Final = timedelta(milliseconds=1)
 """Difference between two times that an agent derives from one instant of its monotonic clock."""
 
@@ -31,8 +33,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return self.source, self.task_id, self.claimed_at
 
     def follows(self, other: "Claim") -> bool:
-        """True if a claim that is later by its worker's times is later. One from ahead of its receipt proves nothing
-        about one that counts from later on: the worker's clock may have been set back between the two."""
+        """True if a claim that is later by its worker's times is later.
+
+        The worker's clock may have been set back between the two. So one from ahead of its receipt proves nothing about
+        one that counts from later on, and none does about one from so long ago that it was clamped, which may have
+        begun when it was received.
+        """
+        if other.reported_at < other.started_at:
+            return self.started_at >= other.started_at + CLAMP
         return self.reported_at <= self.started_at or self.started_at >= other.started_at
 
 
@@ -92,7 +100,7 @@ def _open(claims: Sequence[Claim], end: End) -> list[Claim]:
 
 def _endable(claims: Sequence[Claim], end: End) -> list[Claim]:
     """Open claims that an end without the time of its claim may mean: a repeat is no later than the next claim."""
-    return [each for each in _open(claims, end) if each.reported_at + JITTER < end.reported_at]
+    return [each for each in _open(claims, end) if end.reported_at - each.reported_at > JITTER]
 
 
 def _settled(claims: Sequence[Claim], task_slots: int) -> list[Claim]:

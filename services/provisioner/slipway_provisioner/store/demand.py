@@ -106,9 +106,12 @@ SAVE: Final = Statement(
     )
 )
 FORGET: Final = """
-DELETE FROM claim WHERE worker_id = $1 AND ended_at < (
-    SELECT ended_at FROM claim WHERE worker_id = $1 AND ended_at IS NOT NULL
-    ORDER BY ended_at DESC OFFSET $2 LIMIT 1)"""
+WITH forgotten AS (
+    DELETE FROM claim WHERE worker_id = $1 AND ended_at < (
+        SELECT ended_at FROM claim WHERE worker_id = $1 AND ended_at IS NOT NULL
+        ORDER BY ended_at DESC OFFSET $2 LIMIT 1)
+    RETURNING ended_at)
+SELECT EXISTS (SELECT FROM forgotten WHERE ended_at >= $3)"""
 CLOSE: Final = Statement(
     sa.update(claim)
     .where(claim.c.worker_id == sa.any_(array("ids", claim.c.worker_id)), claim.c.ended_at.is_(None))
@@ -170,13 +173,16 @@ async def known_claims(tx: Connection, worker: Worker, key: tuple[str, str, str]
     return [Claim(**row) for row in rows]
 
 
-async def save_claims(tx: Connection, worker: Worker, known: Sequence[Claim], claims: Sequence[Claim]) -> None:
+async def save_claims(
+    tx: Connection, worker: Worker, known: Sequence[Claim], claims: Sequence[Claim], now: datetime
+) -> bool:
     """Store claims that are not `known`, have ended, or count otherwise than before. A worker that ends many has its
-    oldest ones forgotten, so that made-up ones fill no table."""
+    oldest ones forgotten, so that made-up ones fill no table; True if some of these have ended only recently."""
     if changed := [each for each in claims if each not in known]:
         await tx.execute(SAVE.text, *SAVE.rows(changed, worker_id=worker.id, pool_id=worker.pool_id))
-    if len(known) >= RECENT_MAX:
-        await tx.execute(FORGET, worker.id, ENDED_MAX * worker.task_slots - 1)
+    if len(known) < RECENT_MAX:
+        return False
+    return bool(await tx.fetchval(FORGET, worker.id, ENDED_MAX * worker.task_slots - 1, now - RECENT))
 
 
 async def close_claims(tx: Connection, worker_ids: Sequence[str], at: datetime) -> None:
