@@ -27,7 +27,7 @@ $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 # Tests start hundreds of processes, each of which would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# MUTANT=name runs a target on a copy of the tree in which that row of tests/*/mutants.toml is broken.
+# MUTANT=name runs a target on a copy of the tree in which that row of tests/mutants.toml is broken.
 BROKEN = $(if $(MUTANT),tests.tools.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
 
 # Requirements 1 to 8, 16 and 20 make a first, smaller lease-broker.
@@ -209,7 +209,7 @@ terraform-runs: $(READY) $(TERRAFORM) ## Applies under a bound on CLI processes,
 terraform-fair: $(READY) ## Waits of callers with 200 configurations on 8 processes, in fair shares, and the thrash: SEED=1 FULL=1 MUTANT=
 	@$(RUN) -m $(BROKEN) tests.terraform.fair
 
-mutants: $(READY) ## Break each main claim in a copy and expect its test to fail: ONLY=group
+mutants: $(READY) ## Break each invariant and rule in a copy and expect its test to fail: ONLY=group
 	@$(RUN) -m tests.tools.mutants check $(if $(ONLY),ONLY=$(ONLY))
 
 terraform-checks: $(READY) $(TERRAFORM) ## Conformance checks of the Terraform provider scheduler, by number: CHECK=7 TOFU=PATH MUTANT=

@@ -227,6 +227,7 @@ AREAS: Final = (
     ("tests/data/*", ("ec2-codes",)),
     ("tests/tools/*", ("tools", "mutants", "structure")),
     ("tests/unit/*", ("tools",)),
+    ("tests/mutants.toml", ("mutants",)),
     ("tests/*", ("services", "systems", "mutants")),
     ("contracts/*", ("fuzz",)),
     ("generate/*", ("outside",)),

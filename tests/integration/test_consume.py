@@ -436,10 +436,37 @@ async def test_fenced_owner_rejoins(place: Place) -> None:
         async with place.database.acquire() as db:
             zombie, _ = await consume.claim(db, WORKER_LIFECYCLE.name, 1, owner.subscription.cluster)
         await publish.send(report("w1", "a"), partition=1)
+        await until(lambda: owner.owns == set(range(PARTITIONS)) - {1}, "the partition is given up")
         await until_read(place, 1)
         await until_owned(owner)
         assert owner.subscription.owned[1].epoch > zombie.epoch
     assert await place.words("w1") == ["a"]
+
+
+async def test_a_fence_of_a_former_claim(place: Place) -> None:
+    """A batch of a former claim is fenced: the newer claim of the same process stands."""
+    await place.create(WORKER_LIFECYCLE)
+    async with member(place) as owner:
+        mine = owner.subscription.owned[0]
+        former = Owned(epoch=mine.epoch - 1, next_offset=mine.next_offset)
+        await owner.subscription._recover(0, former, fenced=True)
+        assert owner.subscription.owned.get(0) == mine
+
+
+async def test_a_claim_that_fails_is_tried_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client swallows what its listener raises, and assigns the partition to nobody else."""
+    await place.create(WORKER_LIFECYCLE)
+    failed: set[int] = set()
+
+    async def refused_once(db: Connection, topic: str, partition: int, cluster: str) -> tuple[Owned, str]:
+        if partition not in failed:
+            failed.add(partition)
+            raise ConnectionResetError("no answer")
+        return await consume.claim(db, topic, partition, cluster)
+
+    monkeypatch.setattr(kafka, "claim", refused_once)
+    async with member(place):
+        assert failed == set(range(PARTITIONS))
 
 
 async def test_unknown_commit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from slipway_common.base.clock import utc_now
 from slipway_common.base.errors import BadEvent
+from slipway_common.database.postgres import session
 from slipway_common.events.launch_config import LaunchConfigArchived
 from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, dead_letter_topic
 from slipway_common.events.worker import WorkerErrorReported
@@ -239,6 +240,23 @@ async def test_zombie_relay(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
     check(log)
     assert log.repeats == 24
     assert sum(len(events) for events in log.events.values()) == 24 + 6 + 12
+
+
+async def test_commits_are_notified_together(place: Place) -> None:
+    """A relay that does not lead notifies the one that leads once per 20 ms, since a NOTIFY for each commit would halve
+    the commits."""
+    relay, received = place.relay(WORKER_LIFECYCLE), []
+    listening = await session(place.url, SERVICE)
+    try:
+        await listening.add_listener(relay._channel, lambda *_: received.append(1))
+        for _ in range(100):
+            relay.wake(place.database)
+        await until(lambda: received, "the notification arrives")
+        await place.database.fetchval("SELECT pg_notify($1, 'last')", relay._channel)
+        await until(lambda: len(received) > 1, "the last one arrives")
+    finally:
+        await listening.close()
+    assert len(received) == 2
 
 
 async def test_wrong_partition_count(place: Place) -> None:

@@ -2,14 +2,17 @@
 others."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import slipway_provisioner
+from slipway_common.database.postgres import Connection
 from slipway_provisioner.apply.plan import cancel
+from slipway_provisioner.domain import planning
 from slipway_provisioner.loops.plan import LOCK_SECONDS, Planner, wake_waiting
 from slipway_provisioner.store import marks, pools, waiting
 from tests.support.harness import until, until_ended_or_waiting
-from tests.support.provisioner import Provisioner, declared, in_transaction, report, stopped_at
+from tests.support.provisioner import Provisioner, after, declared, in_transaction, report, stopped_at
 from tests.support.statements import Covered, locking_statements
 
 locking: Final = Covered()
@@ -77,6 +80,41 @@ async def test_several_pools_at_once_on_half_of_the_connections(provisioner: Pro
     while await planner.step(database):
         pass
     assert await provisioner.states() == {"requested": len(POOLS)}
+
+
+class Followed:
+    """A connection whose first read is followed by a commit of another session."""
+
+    def __init__(self, tx: Connection, commit: Callable[[], Awaitable[Any]]) -> None:
+        self._tx = tx
+        self._commits = [commit]
+
+    def __getattr__(self, name: str) -> Any:
+        async def read(*arguments: Any) -> Any:
+            found = await getattr(self._tx, name)(*arguments)
+            while self._commits:
+                await self._commits.pop()()
+            return found
+
+        return read
+
+
+async def test_a_worker_that_ends_while_its_pool_is_observed(provisioner: Provisioner) -> None:
+    """It is missing from the fleet and from the demand, or from neither, so that nobody replaces it."""
+    (worker,) = await provisioner.starting()
+    token = (await provisioner.register(worker.instance_id or "", worker.batch_id)).json()["token"]
+    client = provisioner.client(token=token)
+    claimed = {"task_id": "t", "source": "q", "at": after(1).isoformat()}
+    await client.post(f"/workers/{worker.id}/claimed", json=claimed)
+    await provisioner.demand(report(0, 1, at=2))
+
+    async def end() -> None:
+        await client.post(f"/workers/{worker.id}/stopped", json={"at": after(3).isoformat()})
+
+    async with provisioner.database.acquire() as db, db.transaction():
+        observed = await provisioner.observe(Followed(db, end))
+    assert await provisioner.states() == {"stopped": 1}
+    assert planning.plan(observed, now=after(4)).launches == []
 
 
 async def recording(provisioner: Provisioner, planners: int) -> bool:

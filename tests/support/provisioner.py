@@ -375,15 +375,19 @@ class Provisioner:
     async def observed(self, pool_id: str = "linux") -> Observed:
         """Input of a decision on a pool."""
         async with self.database.acquire() as db, db.transaction():
-            read, _ = await pools.observe(
-                db,
-                dirty=pools.Dirty(pool_id, frozenset()),
-                deadlines=self.settings.deadlines(),
-                unavailable_seconds=self.unavailable_seconds,
-                weight_half_life_seconds=self.settings.weight_half_life_seconds,
-                attempt_seconds=self.settings.unavailable_attempt_seconds,
-                tariff=self.settings.tariff(),
-            )
+            return await self.observe(db, pool_id)
+
+    async def observe(self, tx: Connection, pool_id: str = "linux") -> Observed:
+        """Input of a decision on a pool, as a transaction reads it."""
+        read, _ = await pools.observe(
+            tx,
+            dirty=pools.Dirty(pool_id, frozenset()),
+            deadlines=self.settings.deadlines(),
+            unavailable_seconds=self.unavailable_seconds,
+            weight_half_life_seconds=self.settings.weight_half_life_seconds,
+            attempt_seconds=self.settings.unavailable_attempt_seconds,
+            tariff=self.settings.tariff(),
+        )
         return read
 
     async def resend_requests(self) -> None:

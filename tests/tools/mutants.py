@@ -1,5 +1,5 @@
-"""Mutation tests of the main claims: break the code in a copy as listed in tests/*/mutants.toml, and expect the named
-test to fail. The product contains no switches for this.
+"""Mutants of the invariants: break the code in a copy as listed in tests/mutants.toml, and expect the named test to
+fail. The product contains no switches for this.
 
 `python -m tests.tools.mutants check [--fast] [ONLY=group] [NAME…]`   check mutants [default: all]
 `python -m tests.tools.mutants run NAME -- COMMAND…`   run a command on a broken copy: `make demo MUTANT=NAME`
@@ -26,6 +26,7 @@ from tests.support.folders import temporary_folder
 from tests.tools.forked_pytest import SEEDED
 
 ROOT: Final = Path(__file__).parents[2]
+LISTED: Final = "tests/mutants.toml"
 COPIED: Final = (
     "libs",
     "services",
@@ -65,7 +66,7 @@ REASON: Final = re.compile(r"^(?:FAILED|ERROR) .*", re.MULTILINE)
 class Mutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One claim: `test` guards it if it fails once `old`, which occurs once in `file`, reads `new`.
 
-    `test` is a path relative to the file that lists the row. `fast` rows need no server.
+    `test` is a path relative to tests/. `fast` rows need no server.
     """
 
     name: str
@@ -93,14 +94,12 @@ class Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def rows_of(root: Path = ROOT) -> dict[str, Mutant]:
-    """Rows of all layers by name, with `test` relative to the root. Raises Stale for two rows of one name."""
+    """Rows by name, with `test` relative to the root. Raises Stale for two rows of one name."""
     found: dict[str, Mutant] = {}
-    for file in sorted(root.glob("tests/*/mutants.toml")):
-        for row in msgspec.toml.decode(file.read_bytes(), type=Rows).mutant:
-            if row.name in found:
-                raise Stale(f"two rows are named {row.name}")
-            test = f"{file.parent.relative_to(root).as_posix()}/{row.test}"
-            found[row.name] = msgspec.structs.replace(row, test=test)
+    for row in msgspec.toml.decode((root / LISTED).read_bytes(), type=Rows).mutant:
+        if row.name in found:
+            raise Stale(f"two rows are named {row.name}")
+        found[row.name] = msgspec.structs.replace(row, test=f"tests/{row.test}")
     return found
 
 
@@ -281,7 +280,7 @@ def chosen(rows: Mapping[str, Mutant], names: Sequence[str], *, fast: bool) -> l
         raise LookupError(f"no group {', '.join(sorted(unknown))}; there is {known}")
     if unknown := wanted - set(rows):
         similar = sorted({near for name in unknown for near in difflib.get_close_matches(name, rows, n=5)})
-        there_is = f"did you mean {', '.join(similar)}?" if similar else "their names are in tests/*/mutants.toml"
+        there_is = f"did you mean {', '.join(similar)}?" if similar else f"their names are in {LISTED}"
         raise LookupError(f"no mutant {', '.join(sorted(unknown))}; {there_is}")
     return [
         row

@@ -41,7 +41,7 @@ RUN: Final = frozenset({"sh", "console", "python"})
 HEAVY: Final[tuple[tuple[re.Pattern[str], dict[str, str]], ...]] = (
     (re.compile(r"\bmake\b.*\bdemo\b"), {"DURATION": "5s"}),
     (re.compile(r"\bmake\b.*\btest\b"), {"LAYERS": "unit", "PYTEST_ADDOPTS": "-k test_lifecycle"}),
-    (re.compile(r"\bmake\b.*\bmutants\b"), {"ONLY": "weights"}),
+    (re.compile(r"\bmake\b.*\bmutants\b"), {"ONLY": "tables"}),
     (re.compile(r"\bmake\b.*\be2e\b"), {"CHANGES": "20", "POOLS": "2"}),
     (re.compile(r"\bmake\b.*\b(check|generated)\b|\bpytest\b|\btests\.mutants\b"), {}),
 )
