@@ -118,16 +118,15 @@ def _weight(cell: Cell) -> tuple[float, bool, bool]:
     return cell.scenario.hours, cell.policy in OURS, cell.policy == "thompson"
 
 
-_traces: list[Traces | None] = []  # in a worker process, set at its start
-
-
-def set_traces(traces: Traces | None) -> None:
-    """Set the traces of this worker process."""
-    _traces[:] = [traces]
+@lru_cache(maxsize=1)
+def _traces() -> Traces | None:
+    """Traces of this process, for the cells that it computes."""
+    traces: Traces | None = pickle.loads(earlier.given())
+    return traces
 
 
 def _compute(cell: Cell) -> Figures:
-    return compute(cell, _traces[0])
+    return compute(cell, _traces())
 
 
 def plan(

@@ -5,7 +5,6 @@ scenarios, arrivals, boots and outages are those of this tree. This module impor
 first import in a process finds the commit's.
 """
 
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -40,11 +39,19 @@ def checked_out(commit: str) -> Iterator[Path]:
         yield folder
 
 
-def begin(tree: Path | None, traces: bytes) -> None:
-    """Initialize a process: take the packages of `tree`, if given, and the pickled traces."""
+_given: list[bytes] = []  # in a process that computes, since it began
+
+
+def given() -> bytes:
+    """What this process was given at its beginning."""
+    return _given[0]
+
+
+def begin(tree: Path | None, given: bytes) -> None:
+    """Initialize a process: take the packages of `tree`, if any, and keep what it is given, which may need them."""
     if tree is not None:
         sys.path[:0] = [str(package) for kind in ("libs", "services") for package in sorted((tree / kind).iterdir())]
         file = import_module(CORES).__file__
         if file is None or not Path(file).is_relative_to(tree):
             raise RuntimeError(f"{CORES} comes from {file}, not from {tree}")
-    import_module("bench.policies.cells").set_traces(pickle.loads(traces))
+    _given[:] = [given]

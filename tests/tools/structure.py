@@ -1,4 +1,4 @@
-"""`make structure`: checks sizes, layers and import cycles of the product.
+"""`make structure`: checks sizes, layers and import cycles of the product and its benchmarks.
 
 Prints the longest files, the classes with most methods, the functions of the domains with most parameters, the files
 per layer; then a line per finding, import cycles included, and their number last. Exits with 1 if there is any. Imports
@@ -52,8 +52,8 @@ class Size(msgspec.Struct, frozen=True):
 
 
 def modules(root: Path) -> Iterator[Module]:
-    """Modules of libraries, services and the generator, in the order of their paths."""
-    sources = (("generate/**/*.py", 0), ("libs/*/slipway_*/**/*.py", 2), ("services/*/slipway_*/**/*.py", 2))
+    """Modules of libraries, services, benchmarks and the generator, in the order of their paths."""
+    sources = (("bench/**/*.py", 0), ("generate/**/*.py", 0), ("libs/*/slipway_*/**/*.py", 2), ("services/*/slipway_*/**/*.py", 2))
     for pattern, folders in sources:
         for file in sorted(root.glob(pattern)):
             path, text = file.relative_to(root), file.read_text(encoding="utf-8")
