@@ -43,7 +43,7 @@ _given: list[bytes] = []  # in a process that computes, since it began
 
 
 def given() -> bytes:
-    """What this process was given at its beginning."""
+    """Bytes that this process was given at its beginning."""
     return _given[0]
 
 

@@ -53,7 +53,12 @@ class Size(msgspec.Struct, frozen=True):
 
 def modules(root: Path) -> Iterator[Module]:
     """Modules of libraries, services, benchmarks and the generator, in the order of their paths."""
-    sources = (("bench/**/*.py", 0), ("generate/**/*.py", 0), ("libs/*/slipway_*/**/*.py", 2), ("services/*/slipway_*/**/*.py", 2))
+    sources = (
+        ("bench/**/*.py", 0),
+        ("generate/**/*.py", 0),
+        ("libs/*/slipway_*/**/*.py", 2),
+        ("services/*/slipway_*/**/*.py", 2),
+    )
     for pattern, folders in sources:
         for file in sorted(root.glob(pattern)):
             path, text = file.relative_to(root), file.read_text(encoding="utf-8")

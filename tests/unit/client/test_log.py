@@ -1,6 +1,6 @@
 """Records of any producer as entries and as lines: invalid ones do not stop the reader."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 
 import msgspec
@@ -50,6 +50,15 @@ def test_a_record_that_does_not_match_its_schema_is_unreadable(name: str, value:
     assert found.unreadable
     assert f"unreadable       io.slipway.{name}.v1 of sub�ject, topic/0, offset 7: " in _line(found)
     assert found.data is not None  # programs still get the data
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(0, 0), (-100, -100), (-3600, -120), (30, 0.001), (31_536_000, 0.001)]
+)
+def test_a_wrong_clock_moves_an_event_by_two_minutes_at_most(seconds: float, expected: float) -> None:
+    found = entry(f"io.slipway.{REGISTERED}.v1", None)
+    moved = msgspec.structs.replace(found, time=found.stored_at + timedelta(seconds=seconds))
+    assert moved.at - found.stored_at.timestamp() == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_record_that_matches_its_schema_is_printed() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from slipway_client.cli.commands import events, signals, weights
+from slipway_client.cli.commands import signals
 from slipway_client.cli.main import app
 from slipway_client.cli.options import now
 from slipway_client.view import moments
@@ -223,14 +223,3 @@ def test_signals_that_count_and_those_that_were_refused(
     assert listed[5].endswith("kind: unknown kind 'up'")
     monkeypatch.setitem(ANSWERS, "signals", {"items": [], "refused": []})
     assert slipway("signal", "ls", url=url).stdout == "no signals\n"
-
-
-def test_events_of_a_replay_are_shown_by_default() -> None:
-    assert {*weights.FOLDED} < {*events.watched()}
-
-
-def test_replay_without_the_core_names_the_package(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    monkeypatch.setattr(weights, "CORES", "slipway.nothing")
-    refused = slipway("weights", "replay", "--from", "log.jsonl", url=url)
-    assert (refused.exit_code, refused.stdout) == (1, "")
-    assert "needs the package slipway-weight-calculator" in refused.stderr

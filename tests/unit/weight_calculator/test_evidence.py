@@ -17,7 +17,6 @@ from slipway_weight_calculator.domain.blame import charged
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.evidence import Stage, change, combined, masses, probability
 from slipway_weight_calculator.domain.policy import Policy
-from slipway_weight_calculator.domain.replay import policies
 from slipway_weight_calculator.domain.trips import HEALTHY
 from slipway_weight_calculator.domain.windows import Boots, size
 from slipway_weight_calculator.domain.world import World, advance
@@ -471,7 +470,7 @@ def test_an_overdue_start_that_ends_no_longer_counts() -> None:
 @given(st.lists(st.floats(1, 1000), min_size=1, max_size=80), st.sampled_from([1, 2, POLICY.boot_samples]))
 def test_boots_are_compared_with_the_slowest_of_the_newest(seconds: list[float], samples: int) -> None:
     """Maintained incrementally, without looking at all of them each time."""
-    story = Story(A, policies=policies({"boot_samples": samples, "late_samples": 1}))
+    story = Story(A, policies={"on-demand": msgspec.structs.replace(POLICY, boot_samples=samples, late_samples=1)})
     for n, each in enumerate(seconds):
         story.fold(n, launched(A, f"w-{n}"), registered(A, f"w-{n}", seconds=each))
     newest = tuple(seconds[-samples:])

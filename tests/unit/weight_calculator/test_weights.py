@@ -16,7 +16,6 @@ from slipway_common.events.worker import Stage as WorkerStage
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import PROFILES, faster
 from slipway_weight_calculator.domain.record import record, worth_publishing
-from slipway_weight_calculator.domain.replay import ATTRIBUTED
 from slipway_weight_calculator.domain.weights import prior, weight
 from slipway_weight_calculator.domain.windows import Boots, size
 from slipway_weight_calculator.domain.world import declare, fold
@@ -38,6 +37,9 @@ from tests.support.worlds import (
     requested,
     stopping,
 )
+
+# Scopes of launch failures that are charged to another row than the config's.
+CHARGED: Final = (Scope.CAPACITY, Scope.QUOTA, Scope.IMAGE, Scope.CREDENTIAL)
 
 factors = st.floats(0.01, 100)
 seconds = st.integers(0, 5000)
@@ -117,7 +119,7 @@ def test_weight_is_monotone(history: list[tuple[int, Kind]], config_id: str, at:
         story.fold(second, *kind(A if n % 2 else B, n))
     c = {"a": A, "b": B}[config_id]
     before = story.record(config_id, 5000).weight
-    failures = [*failing(c, 99), *(refused(c, scope, "no-99") for scope in ATTRIBUTED - {Scope.CONFIG})]
+    failures = [*failing(c, 99), *(refused(c, scope, "no-99") for scope in CHARGED)]
     for events, sign in ((healthy(c, 99), 1), (failures, -1)):
         for event in events:
             draft = Draft(story.world)

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from slipway_common.events.scopes import Key
 from slipway_common.events.worker import Scope, Stage
 from slipway_weight_calculator.domain.policy import Policy
-from slipway_weight_calculator.domain.replay import policies
 from slipway_weight_calculator.domain.windows import (
     UNKNOWN,
     Boots,
@@ -170,7 +169,6 @@ def test_starts_that_register_during_an_outage_displace_its_failures_too(registe
 @example(0.0, 30.0, {"prior": 0.99})
 def test_any_valid_coefficients_give_a_window(good: float, bad: float, changes: dict[str, float]) -> None:
     policy = msgspec.structs.replace(POLICY, **changes)
-    assert policies(changes)["on-demand"] == policy
     assert 0 < probability(good, bad, policy) < 1
     assert policy.boot_window_min <= size(Boots(good, bad), policy) <= policy.boot_window
 

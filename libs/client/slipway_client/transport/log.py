@@ -16,7 +16,6 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from slipway_client.transport.clock_skew import clamped
 from slipway_client.transport.http import Failed
 from slipway_common.base.errors import BadEvent
 from slipway_common.events.topics import EVENT_OF
@@ -26,6 +25,8 @@ from slipway_common.messaging.records import Undecoded
 
 fetched.install()
 POLL_MS: Final = 500
+CLOCK_SECONDS_MAX: Final = 120.0  # the services accept the same distance from the time of storage
+STORED_SECONDS: Final = 0.001  # Kafka truncates to milliseconds
 PROBE_AFTER_SECONDS: Final = 10.0  # without a record: check if the Kafka broker still answers
 
 
@@ -49,8 +50,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def at(self) -> float:
-        """Time of the event in seconds since the epoch, clamped against clock skew."""
-        return clamped(self.time, self.stored_at)
+        """Time of the event in seconds since the epoch, clamped to the two minutes before its record was stored, so
+        that a wrong clock moves nothing but its own events."""
+        stored = self.stored_at.timestamp()
+        return min(max(self.time.timestamp(), stored - CLOCK_SECONDS_MAX), stored + STORED_SECONDS)
 
 
 class Log:

@@ -37,7 +37,7 @@ def _names() -> dict[str, str]:
 
 
 def watched() -> list[str]:
-    """Topics shown by default: those of subscribers, and signals, which `slipway weights replay` needs.
+    """Topics shown by default: those of subscribers, and signals.
 
     Topics that services read as views are left out, because they repeat whole states at short intervals."""
     from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, TOPICS
