@@ -563,6 +563,15 @@ async def test_two_jobs_at_once(scene: Scene) -> None:
         assert f"\n{variable}\n" in output
 
 
+async def test_a_hook_without_its_environment(scene: Scene) -> None:
+    """A job that runs in a clean environment counts under the worker's source, not another one."""
+    script = f'env -i SLIPWAY_WORKER_SOCKET="$SLIPWAY_WORKER_SOCKET" {HOOK} claimed --task a; exit 0'
+    async with scene.serving():
+        agent = await scene.start("wrap", "--", "sh", "-c", script, source="mine")
+        assert await agent.end() == 0
+    assert await scene.provisioner.database.fetchval("SELECT source FROM claim") == "mine"
+
+
 async def test_two_jobs_on_one_task_slot(scene: Scene) -> None:
     """The second ends the first, and its hook says so, since the worker may be stopped in the middle of the first."""
     script = f"{HOOK} claimed --task a; {HOOK} claimed --task a; echo again; {HOOK} claimed --task b; {HOOK} idle"

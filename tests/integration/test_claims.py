@@ -289,6 +289,18 @@ MALFORMED = [
 ]
 
 
+async def test_demand_without_counts_is_refused(provisioner: Provisioner, tmp_path: Path) -> None:
+    """No count is not zero; a total alone is enough."""
+    await provisioner.declare()
+    body = {"source": "q", "observed_at": after(0).isoformat()}
+    async with administrator(provisioner, tmp_path) as client:
+        refused = await client.put("/pools/linux/demand", json=body)
+        assert (refused.status_code, "give pending or total" in refused.text) == (422, True), refused.text
+        assert (await client.put("/pools/linux/demand", json=body | {"total": 3})).json() == {"stored": True}
+        (row,) = (await client.get("/demand")).json()["items"]
+    assert (row["pending"], row["claimed"]) == (3, 0)
+
+
 @pytest.mark.parametrize(("wrong", "place"), MALFORMED)
 async def test_malformed_demand_is_refused(
     provisioner: Provisioner, tmp_path: Path, wrong: dict[str, Any], place: str
@@ -349,3 +361,71 @@ async def test_negative_demand_is_a_bad_event(provisioner: Provisioner) -> None:
     await provisioner.declare()
     with pytest.raises(BadEvent):
         await provisioner.demand(report(-1, None))
+
+
+@pytest.mark.parametrize("counts", [{"pending": 2, "claimed": None}, {"pending": 0, "claimed": None, "total": 5}])
+async def test_a_queue_that_does_not_know_who_runs_its_tasks(
+    provisioner: Provisioner, counts: dict[str, int | None]
+) -> None:
+    """Three one-task workers are busy and two tasks wait: two workers are launched, and none for a task that ends."""
+    busy = await machines(provisioner, 3, declared())
+    for number, machine in enumerate(busy):
+        await machine.claimed(f"t{number}", 1)
+    await provisioner.set_clock(10)
+    await provisioner.demand(msgspec.structs.replace(report(0, at=10), **counts))
+    demand = (await observed(provisioner))["q"]
+    assert (demand.pending, demand.claimed, demand.gone) == (2, 3, 0)
+    await busy[0].idle(11, "t0", 1)
+    assert (await observed(provisioner))["q"].gone == 1
+    await provisioner.plan()
+    assert await provisioner.states() == {"running": 3, "requested": 1}  # the third one is idle, and takes the other
+
+
+async def test_a_total_below_the_own_claims(provisioner: Provisioner) -> None:
+    """A count that lags behind the workers leaves nothing pending, and their tasks protect them."""
+    (machine,) = await machines(provisioner, 1, with_slots(2))
+    await machine.claimed("a", 0)
+    await machine.claimed("b", 1)
+    await provisioner.demand(msgspec.structs.replace(report(0, None, at=2), total=1))
+    demand = (await observed(provisioner))["q"]
+    assert (demand.pending, demand.claimed) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "counts", [{"pending": 1, "total": 1, "claimed": None}, {"total": 1, "claimed": 1}, {"total": -1, "claimed": None}]
+)
+async def test_counts_that_contradict_each_other(provisioner: Provisioner, counts: dict[str, int | None]) -> None:
+    await provisioner.declare(declared())
+    with pytest.raises(BadEvent, match="total"):
+        await provisioner.demand(msgspec.structs.replace(report(0), **counts))
+    assert await provisioner.database.fetchval("SELECT count(*) FROM demand") == 0
+
+
+async def test_a_claim_of_an_unknown_source(provisioner: Provisioner, capsys: pytest.CaptureFixture[str]) -> None:
+    """One error of the worker, however often it claims. A pool without sources cannot know better."""
+    (machine,) = await machines(provisioner, 1, declared())
+    await machine.claimed("a", 1)
+    assert await errors(provisioner) == []
+    for number in (2, 3):
+        await machine.claimed(f"t{number}", number, source="agent")
+    assert await errors(provisioner) == [("unknown-source", 1)]
+    assert capsys.readouterr().out.count("slipway demand ls") == 1
+    await provisioner.database.execute("DELETE FROM demand")
+    await provisioner.database.execute("DELETE FROM worker_error_hour")
+    await machine.claimed("t4", 4, source="agent")
+    assert await errors(provisioner) == []
+
+
+@pytest.mark.parametrize(("sources", "told"), [(["q"], True), (["q", "r"], False)])
+async def test_machines_know_the_only_source_of_their_pool(
+    provisioner: Provisioner, sources: list[str], told: bool
+) -> None:
+    """By their user data; of several sources their jobs have to say which one they are from."""
+    await provisioner.declare(declared())
+    await provisioner.trust()
+    await provisioner.demand(*(report(1, source=source) for source in sources))
+    await provisioner.plan()
+    await provisioner.leases(*(provisioner.granted(each) for each in await provisioner.published(LeaseRequested)))
+    await provisioner.launch()
+    for call in provisioner.cloud.calls:
+        assert msgspec.json.decode(call.user_data).get("source") == ("q" if told else None)

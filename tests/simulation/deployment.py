@@ -7,7 +7,7 @@ of a process; its rows remain.
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
@@ -92,6 +92,12 @@ SELECT timestamptz '{START.isoformat()}' + {{skew}} * interval '1 s'
 MICROSECOND: Final = timedelta(microseconds=1)
 HOLD_SECONDS: Final = 1200.0  # longest time of a lease, usually
 SKEW_SECONDS: Final = 3.0  # largest difference of a database's clock from the machines'
+# Counts of a demand report, from the tasks that wait and those that run, by what the queue counts.
+COUNTS: Final[Mapping[str, Callable[[int, int], dict[str, Any]]]] = {
+    "both": lambda waiting, running: {"pending": waiting, "claimed": running},
+    "waiting": lambda waiting, running: {"pending": waiting, "claimed": None},
+    "waiting_and_running": lambda waiting, running: {"pending": 0, "claimed": None, "total": waiting + running},
+}
 REPORT_SECONDS: Final = 10.0
 STEPS_SECONDS: Final = 120.0
 """Longest time between two steps of one kind that is no downtime."""
@@ -200,6 +206,7 @@ class Deployment:
         self.launches_stopped = False
         self.tasks_at: list[float] = []
         self.reported_at = -REPORT_SECONDS
+        self.counts = COUNTS["both"]
         self.relays = {
             name: Relay(
                 name,
@@ -511,9 +518,8 @@ class Deployment:
             return
         self.reported_at = self.elapsed
         at = START + timedelta(seconds=self.elapsed)
-        event = DemandReported(
-            pool_id="linux", source="q", pending=len(self.cloud.pending), claimed=self.cloud.claimed, observed_at=at
-        )
+        waiting, running = len(self.cloud.pending), self.cloud.claimed
+        event = DemandReported(pool_id="linux", source="q", observed_at=at, **self.counts(waiting, running))
         envelope = Envelope(id=ids.new_id(), type=event.type, source="/queue", subject="linux/q", time=at)
         row = {
             "key": b"linux/q",

@@ -25,7 +25,7 @@ from slipway_provisioner.store.columns import states
 from slipway_simulator.facts import Reply
 from slipway_simulator.scenario import Scenario, decode
 from tests.simulation.commands import MISSING_IMAGE, SECOND_ACCOUNT
-from tests.simulation.deployment import SERVICES, Deployment, as_received, deployment_on
+from tests.simulation.deployment import COUNTS, SERVICES, Deployment, as_received, deployment_on
 from tests.simulation.invariants import LIMIT, MAX_CAPACITY, Checker, judge
 from tests.simulation.machines import ANOTHER_TASK
 from tests.simulation.outages import Outages
@@ -99,6 +99,7 @@ async def play(server: EmbeddedPostgres, seed: int) -> Report:
         async with deployment_on(server, patch, seed, scenario(seed, FAULTS), **pool) as deployment:
             deployment.crashing, deployment.log.lost_acknowledgements = 0.1, 0.1
             deployment.cloud.late = True
+            deployment.counts = COUNTS[sorted(COUNTS)[seed % len(COUNTS)]]
             deployment.machines.another_task = ANOTHER_TASK
             deployment.cloud.accepting = accepting(seed)
             deployment.tasks_at = arrivals(deployment.chance, TASKS, 600)

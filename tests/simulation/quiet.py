@@ -15,7 +15,7 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops import expire
 from slipway_provisioner.store import usage
 from slipway_simulator.facts import Call, Fact, InstanceCreated, Terminated
-from tests.simulation.deployment import Deployment, deployment_on
+from tests.simulation.deployment import COUNTS, Deployment, deployment_on
 from tests.simulation.history import Report, accepting, arrivals, broken_by, digest, run, scenario, settle
 from tests.simulation.invariants import LIMIT, MAX_CAPACITY, OVERDUE_LEASES, judge, judge_losses
 from tests.simulation.restores import Backup, confirm, is_in_log, report
@@ -68,6 +68,7 @@ async def quiet_deployment_on(
     async with deployment_on(server, monkeypatch, seed, scenario(seed, ""), **pool) as deployment:
         deployment.tasks_at = arrivals(deployment.chance, TASKS, ARRIVE_SECONDS)
         deployment.cloud.accepting = accepting(seed)
+        deployment.counts = COUNTS[sorted(COUNTS)[seed % len(COUNTS)]]
         yield deployment
 
 

@@ -146,13 +146,14 @@ def hook_claimed(
         str, typer.Option("--task", metavar="ID", envvar="SLIPWAY_TASK_ID", help="Id of the job in its queue")
     ],
     source: Annotated[
-        str, typer.Option(metavar="NAME", envvar="SLIPWAY_SOURCE", help="Queue of the job, as in demand reports")
-    ] = "agent",
+        str,
+        typer.Option(metavar="NAME", envvar="SLIPWAY_SOURCE", help="Queue of the job [default: as wrap sets it]"),
+    ] = "",
 ) -> None:
     """Report that a job begins
 
-    On a worker with one task slot any earlier job has ended. `slipway-worker wrap` sets SLIPWAY_SOURCE, from the
-    setting `source` of the launch config, and SLIPWAY_POOL_ID for the agent and its hooks.
+    On a worker with one task slot any earlier job has ended. `slipway-worker wrap` sets SLIPWAY_SOURCE, the only
+    source of demand of the pool unless `source` in the settings of the launch config names one, and SLIPWAY_POOL_ID.
 
     \b
     Example:

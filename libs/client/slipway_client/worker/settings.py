@@ -22,7 +22,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Graceful shutdown period of a task or an agent."""
     idle_exit_seconds: Seconds | None = None
     """Idle time after which the worker leaves; None: stay until the provisioner asks it to leave."""
-    source: Annotated[Name, msgspec.Meta(min_length=1)] = "agent"
-    """Source of the demand reports that count the agent's jobs."""
+    source: Name = ""
+    """Source of the demand reports that count the agent's jobs; empty: the only one of the pool."""
     give_up_seconds: Seconds = 900.0
     """Time without an answer from the provisioner after which the worker leaves."""

@@ -7,8 +7,10 @@ from typing import Any, Final
 import msgspec
 
 from slipway_client.worker.settings import Settings
+from slipway_common.base.text import Name
 
 REGISTER_PATH: Final = "/workers/register"
+DEFAULT_SOURCE: Final = "agent"
 
 
 class InvalidUserData(Exception):
@@ -16,13 +18,20 @@ class InvalidUserData(Exception):
 
 
 class UserData(msgspec.Struct, frozen=True, kw_only=True):
-    """User data as the provisioner writes them. `queue_url` may be empty if an agent has a queue of its own."""
+    """User data as the provisioner writes them. `queue_url` may be empty if an agent has a queue of its own. `source`
+    is the only source of demand of the pool, or empty."""
 
     register_url: str
     batch_id: str
     secret: str
     queue_url: str = ""
+    source: Name = ""
     settings: Settings = Settings()
+
+    @property
+    def task_source(self) -> str:
+        """Source of the demand reports that count the agent's jobs."""
+        return self.settings.source or self.source or DEFAULT_SOURCE
 
     @property
     def provisioner_url(self) -> str:

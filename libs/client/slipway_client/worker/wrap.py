@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -37,7 +37,7 @@ class HookCall(msgspec.Struct, frozen=True):
 
     hook: Literal["claimed", "idle", "draining"]
     task_id: Name = ""
-    source: Annotated[Name, msgspec.Meta(min_length=1)] = "agent"
+    source: Name = ""
 
 
 async def wrap(
@@ -66,6 +66,7 @@ class _Wrapping:
         self.provisioner = Provisioner(user_data, machine.identity, machine.state)
         self.changes = Changes()
         self.rng = rng
+        self._source = user_data.task_source
         self._command = command
         self._drain_signal = drain_signal
         self._group: Group | None = None
@@ -135,7 +136,7 @@ class _Wrapping:
 
     def _environment(self, path: Path) -> dict[str, str]:
         """Variables for the agent and its job hooks."""
-        given = {POOL: self.provisioner.pool_id, SOURCE: self.state.worker.settings.source}
+        given = {POOL: self.provisioner.pool_id, SOURCE: self._source}
         return given | {SOCKET: str(path), TASK: ""}  # without the task that this process may be part of
 
     async def _exited(self, group: Group) -> None:
@@ -168,7 +169,7 @@ class _Wrapping:
             case "claimed" if not call.task_id:
                 return {"error": "the job id is empty"}
             case "claimed":
-                before, worker = worker, core.task_started(worker, call.task_id, call.source, now)
+                before, worker = worker, core.task_started(worker, call.task_id, call.source or self._source, now)
                 if ended := [claim.task_id for claim in before.claims if claim not in worker.claims]:
                     slots = "this worker runs one at a time; for more, declare task_slots of its launch config"
                     answer = {"warning": f"job {ended[0]} counts as ended: {slots}"}

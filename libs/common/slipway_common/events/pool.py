@@ -12,8 +12,9 @@ class DemandReported(msgspec.Struct, frozen=True, kw_only=True):
     """Demand of one queue. After `valid_for_seconds` without a new report it is stale, not zero: it launches nothing,
     but protects idle workers for an hour. A tombstone under its key ends it at once.
 
-    `claimed` counts tasks running on workers of this pool that Slipway launched; null: the source knows only what
-    waits, and those count that workers had claimed from it at `observed_at`.
+    `pending` counts the tasks that wait; 0 if there is a `total` of those that wait or run, of a queue that cannot tell
+    the two apart. `claimed` counts tasks running on workers of this pool that Slipway launched; null, as always beside
+    `total`: the source does not know them, and those count that workers had claimed from it at `observed_at`.
     """
 
     type: ClassVar[str] = "io.slipway.pool.demand_reported.v1"
@@ -21,6 +22,7 @@ class DemandReported(msgspec.Struct, frozen=True, kw_only=True):
     source: Name
     pending: int
     claimed: int | None
+    total: int | None = None
     observed_at: Time
     valid_for_seconds: float = 300.0
 

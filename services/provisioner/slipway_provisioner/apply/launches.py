@@ -26,7 +26,7 @@ from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.prices import MachineKind
 from slipway_provisioner.domain.workers import Change, Worker, calling, cancelled, delayed, launch_failed, launched
 from slipway_provisioner.providers.port import Provider, Refused
-from slipway_provisioner.store import accounts, batches, configs, leases, limits, pools, workers
+from slipway_provisioner.store import accounts, batches, configs, demand, leases, limits, pools, workers
 from slipway_provisioner.store.batches import Batch
 from slipway_provisioner.store.leases import Lease
 
@@ -89,7 +89,8 @@ async def start(
     provider, body = providers[account.provider], call_body(config)
     call = provider.call(account, body)
     batch_id = new_id()
-    values = user_data.values_of(config, account, register_url=terms.register_url, batch_id=batch_id)
+    source = await demand.only_source(tx, config["pool_id"])
+    values = user_data.values_of(config, account, register_url=terms.register_url, batch_id=batch_id, source=source)
     parts = user_data.render(config["user_data"], values)
     batch = Batch(
         id=batch_id,

@@ -31,6 +31,8 @@ DETAIL_CHARACTERS_MAX: Final = 1_000  # of an error
 # Errors that an agent makes in its reports, by their codes.
 MISTAKES: Final = {
     "claim-above-slots": "a claim above its task slots counts nowhere; declare task_slots of its launch config",
+    "unknown-source": "a claim's source is none of its pool's and counts nowhere; see slipway demand ls, and name it "
+    "as `source` in the settings of its launch config",
     "unnamed-end": "the end of a task does not say which of several; name it: slipway-worker hook idle TASK",
     "claims-too-many": f"more than {demand.ENDED_MAX} tasks of a slot ended in five minutes; more publish no events",
 }
@@ -104,6 +106,8 @@ async def claimed(tx: Connection, agent: Agent, claim: ReportedClaim) -> tuple[A
     is_counted = next(each.counted for each in claims if each.key == new.key)
     if not is_counted:
         await _note(tx, worker, "claim-above-slots")
+    if is_new and await demand.is_unknown(tx, worker.pool_id, claim.source):
+        await _note(tx, worker, "unknown-source")
     is_published = await _save_claims(tx, worker, known, claims, at) and is_new
     after, event = domain.claimed(worker, claim.task_id, claim.source, at)
     if not open_claims(claims):  # a claim that came late has ended by now

@@ -20,7 +20,7 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
     """The last report of a source that was removed. `was_fresh`: its monitor probably goes on."""
 
     pending: int
-    claimed: int | None
+    claimed: int
     was_fresh: bool
 
 

@@ -16,12 +16,14 @@ TASKS_MAX: Final = 10_000_000
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """A report of one source, or its end, which is a report of no tasks with an `end_reason`. Of each source the newest
-    `observed_at` counts, and at equal times an end. Without `claimed` its claims that were open then count."""
+    `observed_at` counts, and at equal times an end. Without `claimed` its claims that were open then count, and the
+    rest of a `total` is pending, beside which `pending` is 0."""
 
     pool_id: str
     source: str
     pending: int
     claimed: int | None
+    total: int | None = None
     observed_at: datetime
     valid_for_seconds: float
     reported_by: str
@@ -37,8 +39,10 @@ def problem(report: DemandReported, now: datetime) -> str:
         return f"observed_at {report.observed_at.isoformat()} is more than 60 s in the future"
     if report.observed_at.year == MINYEAR:
         return f"observed_at {report.observed_at.isoformat()} is in year 1: a client has left it at zero"
-    if not (0 <= report.pending <= TASKS_MAX and 0 <= (report.claimed or 0) <= TASKS_MAX):
-        return f"pending and claimed must be 0 to {TASKS_MAX}"
+    if report.total is not None and (report.pending, report.claimed) != (0, None):
+        return "total has all tasks: beside it pending is 0 and claimed is null"
+    if not all(0 <= (tasks or 0) <= TASKS_MAX for tasks in (report.pending, report.claimed, report.total)):
+        return f"pending, claimed and total must be 0 to {TASKS_MAX}"
     if not 0 < report.valid_for_seconds <= 86_400:
         return "valid_for_seconds must be above 0 and at most 86400"
     if not report.source:

@@ -12,12 +12,15 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.base.redaction import masked, names_secret
+from slipway_common.base.text import NAME
 from slipway_common.declaration.user_data import BYTES_MAX, DEFAULT, URL_CHARACTERS_MAX, URL_PATTERN, pieces
 from slipway_provisioner.domain.cloud import Account
 
 MASK: Final = "***"
 SECRET_CHARACTERS: Final = 64
 BATCH_ID_CHARACTERS: Final = 36
+SOURCE_LONGEST: Final = "\U0001f40b" * (NAME.bytes // 4)
+"""Name of a source that is longest as JSON in ASCII."""
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,10 +37,13 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
     zone: str
     instance_type: str
     image: str
+    source: str = ""
 
 
-def values_of(revision: Mapping[str, Any], account: Account, *, register_url: str, batch_id: str) -> Values:
-    """Values of a batch of a revision, in an account."""
+def values_of(
+    revision: Mapping[str, Any], account: Account, *, register_url: str, batch_id: str, source: str
+) -> Values:
+    """Values of a batch of a revision, in an account. `source`: the only source of demand of its pool, or empty."""
     return Values(
         register_url=register_url,
         batch_id=batch_id,
@@ -50,6 +56,7 @@ def values_of(revision: Mapping[str, Any], account: Account, *, register_url: st
         zone=revision["zone"],
         instance_type=revision["instance_type"],
         image=revision["image_revision"],
+        source=source,
     )
 
 
@@ -89,10 +96,12 @@ def complete(parts: Sequence[str], secret: str) -> str:
 
 def longest_bytes(template: str, values: Values) -> int:
     """Size of the user data with the longest values of what may change between two batches: their ids and secrets, the
-    URL of this service, and that of the queue."""
+    URL of this service, that of the queue, and the source of demand."""
     longest = "x" * URL_CHARACTERS_MAX
     batch_id, secret = "x" * BATCH_ID_CHARACTERS, "x" * SECRET_CHARACTERS
-    changed = msgspec.structs.replace(values, register_url=longest, queue_url=longest, batch_id=batch_id)
+    changed = msgspec.structs.replace(
+        values, register_url=longest, queue_url=longest, batch_id=batch_id, source=SOURCE_LONGEST
+    )
     return len(complete(render(template, changed), secret).encode())
 
 
@@ -126,6 +135,7 @@ def _value(name: str, values: Values) -> tuple[str, ...]:
             return (_one_line(values.settings),)
         case "user_data":
             head = {name: getattr(values, name) for name in ("batch_id", "queue_url", "register_url")}
+            head |= {"source": values.source} if values.source else {}
             return f'{_one_line(head)[:-1]},"secret":"', f'","settings":{_one_line(values.settings)}}}'
         case _:
             return (str(getattr(values, name)),)

@@ -1,10 +1,10 @@
 """Routes for pools, demand and launch stops."""
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.pool import DemandReported
@@ -22,6 +22,7 @@ router = APIRouter(tags=["pools"])
 DatabaseDep = Annotated[Database, Depends(database)]
 Reporter = Annotated[str, Depends(Needs("demand:write:{pool_id}"))]
 PoolCaller = Annotated[str, Depends(Needs("pools:write"))]
+Tasks = Annotated[int, Field(strict=True, ge=0, le=TASKS_MAX)]
 
 
 class Body(BaseModel):
@@ -29,14 +30,23 @@ class Body(BaseModel):
 
 
 class DemandBody(Body):
-    """Demand report of one source. `claimed` counts tasks on this pool's own workers only; null: the source knows only
-    what waits, and those count that workers had claimed from it by then."""
+    """Demand report of one source: `pending`, the tasks that wait, or `total`, those that wait or run. `claimed` counts
+    tasks on this pool's own workers only; null, as always beside `total`: the source does not know them, and those
+    count that workers had claimed from it by then."""
 
-    pending: int = Field(strict=True, ge=0, le=TASKS_MAX)
-    claimed: Annotated[int, Field(strict=True, ge=0, le=TASKS_MAX)] | None = 0
+    pending: Tasks = 0
+    claimed: Tasks | None = None
+    total: Tasks | None = None
     observed_at: Moment
     valid_for_seconds: float = Field(300.0, strict=True, gt=0, le=86_400)
     source: Name
+
+    @model_validator(mode="after")
+    def has_counts(self) -> Self:
+        """Refuse a body without counts, which are not zero."""
+        if not {"pending", "total"} & self.model_fields_set:
+            raise ValueError("give pending or total")
+        return self
 
 
 class ReasonBody(Body):

@@ -12,7 +12,7 @@ from slipway_common.web.runtime import database
 from slipway_common.web.text import Name
 from slipway_provisioner.domain import user_data
 from slipway_provisioner.http.pools import no_pool
-from slipway_provisioner.store import accounts, configs, pools
+from slipway_provisioner.store import accounts, configs, demand, pools
 
 router = APIRouter(tags=["pools"])
 DatabaseDep = Annotated[Database, Depends(database)]
@@ -32,8 +32,10 @@ async def show_user_data(pool_id: Name, request: Request, db: DatabaseDep, confi
             detail = f"worker pool {pool_id} has no launch config {config!r}; see `slipway lc ls --pool {pool_id}`"
             raise Problem(404, "unknown-config", "No such launch config", detail)
         account = await accounts.get(connection, revision["account_id"])
+        source = await demand.only_source(connection, pool_id)
     url = request.app.state.settings.url_for_machines
-    template, values = revision["user_data"], user_data.values_of(revision, account, register_url=url, batch_id=BATCH)
+    template = revision["user_data"]
+    values = user_data.values_of(revision, account, register_url=url, batch_id=BATCH, source=source)
     return {
         "config": revision["id"],
         "user_data": user_data.preview(template, values),

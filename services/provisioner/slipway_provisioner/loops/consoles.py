@@ -16,7 +16,7 @@ from slipway_provisioner.domain.consoles import ATTEMPTS_MAX, ConsoleOutput, del
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import accounts, consoles
+from slipway_provisioner.store import accounts, consoles, demand
 
 LOG = logger(__name__)
 LOOP: Final = "console"
@@ -67,5 +67,8 @@ async def _user_data(db: Connection, console: ConsoleOutput, account: Account, s
     revision = await consoles.revision(db, console.launch_config_id)
     if revision is None:
         return ()
-    values = user_data.values_of(revision, account, register_url=settings.url_for_machines, batch_id=console.batch_id)
+    source = await demand.only_source(db, revision["pool_id"])
+    values = user_data.values_of(
+        revision, account, register_url=settings.url_for_machines, batch_id=console.batch_id, source=source
+    )
     return user_data.render(revision["user_data"], values)

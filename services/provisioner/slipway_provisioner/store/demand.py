@@ -27,34 +27,37 @@ from slipway_provisioner.store.tables import claim
 D: Final = tables.demand.c
 REPORTED: Final = tuple(D[name] for name in Report.__struct_fields__)
 CLAIM: Final = tuple(claim.c[name] for name in Claim.__struct_fields__)
+# Claimed tasks of a source `d`. One that knows only what waits has those whose claims were open at its sample.
+CLAIMED: Final = """coalesce(d.claimed, (
+    SELECT count(*)::int FROM claim c WHERE c.pool_id = d.pool_id AND c.source = d.source AND c.counted
+        AND c.started_at < d.observed_at AND (c.ended_at IS NULL OR c.ended_at >= d.observed_at)))"""
+# Pending tasks of a source `d`: of one that counts all of its tasks, those that are not claimed.
+PENDING: Final = f"CASE WHEN d.total IS NULL THEN d.pending ELSE greatest(0, d.total - {CLAIMED}) END"
+COUNTS: Final = f"{PENDING} AS pending, {CLAIMED} AS claimed"
 # Equal times count as repeats, but an end counts once. DISTINCT ON: one statement may not touch a row twice. If the
 # previous report was stale by then, tasks count as pending since the new one, since nothing is known about the time
 # between. The loop that raised the alert on a source resolves it. An end keeps the time of the last claimed task.
 NEWEST: Final = f"""
 INSERT INTO demand AS d ({names(REPORTED)}, ended_at, pending_since, claimed_seen_at)
 SELECT DISTINCT ON (pool_id, source) {names(REPORTED)}, CASE WHEN end_reason <> '' THEN slipway_clock() END,
-    CASE WHEN pending > 0 THEN observed_at END, CASE WHEN claimed > 0 THEN observed_at END
-FROM unnest({arrays(REPORTED)}) AS u ({names(REPORTED)})
+    CASE WHEN {PENDING} > 0 THEN observed_at END, CASE WHEN claimed > 0 THEN observed_at END
+FROM unnest({arrays(REPORTED)}) AS d ({names(REPORTED)})
 ORDER BY pool_id, source, observed_at DESC, end_reason DESC
 ON CONFLICT (pool_id, source) DO UPDATE SET
     ({names(REPORTED[2:])}, ended_at, received_at)
         = ({names(REPORTED[2:], "excluded.")}, excluded.ended_at, excluded.received_at),
-    pending_since = CASE WHEN excluded.pending = 0 THEN NULL
+    pending_since = CASE WHEN excluded.pending_since IS NULL THEN NULL
         WHEN d.observed_at + d.valid_for_seconds * interval '1 s' < excluded.observed_at THEN excluded.observed_at
         ELSE coalesce(d.pending_since, excluded.observed_at) END,
     claimed_seen_at = coalesce(excluded.claimed_seen_at, d.claimed_seen_at)
 WHERE d.observed_at < excluded.observed_at
     OR (d.observed_at = excluded.observed_at AND d.end_reason = '' AND excluded.end_reason <> '')
 RETURNING pool_id, claimed_seen_at"""
-# Claimed tasks of a source `d`. One that knows only what waits has those whose claims were open at its sample.
-CLAIMED: Final = """coalesce(d.claimed, (
-    SELECT count(*)::int FROM claim c WHERE c.pool_id = d.pool_id AND c.source = d.source AND c.counted
-        AND c.started_at < d.observed_at AND (c.ended_at IS NULL OR c.ended_at >= d.observed_at)))"""
 # Sources, and with each the workers of which claims are gone from its sample: they ended after it or at its instant,
 # since the sample has them then, or run on a leaving worker. One statement, so that no report comes between the two.
 OBSERVE: Final = f"""
 WITH sample AS MATERIALIZED (
-    SELECT d.pool_id, d.source, d.observed_at, d.pending, {CLAIMED} AS claimed, d.traceparent,
+    SELECT d.pool_id, d.source, d.observed_at, {COUNTS}, d.traceparent,
         extract(epoch FROM d.observed_at + d.valid_for_seconds * interval '1 s' - slipway_clock())::float8
             AS fresh_seconds,
         extract(epoch FROM slipway_clock() - d.observed_at)::float8 AS age_seconds
@@ -90,7 +93,18 @@ SELECT {names(CLAIM)} FROM claim WHERE worker_id = $1 AND ended_at IS NULL
 UNION (SELECT {names(CLAIM)} FROM claim WHERE worker_id = $1 AND ended_at >= $2
     ORDER BY ended_at DESC LIMIT {RECENT_MAX})
 UNION SELECT {names(CLAIM)} FROM claim WHERE worker_id = $1 AND (source, task_id, claimed_at) = ($3, $4, $5)"""
-TASKS_WAIT: Final = Statement(sa.select(sa.exists().where(D.pending > 0, D.ended_at.is_(None))))
+TASKS_WAIT: Final = Statement(sa.select(sa.exists().where((D.pending > 0) | (D.total > 0), D.ended_at.is_(None))))
+ONLY_SOURCE: Final = Statement(
+    sa.select(sa.func.min(D.source))
+    .where(D.pool_id == sa.bindparam("pool_id"), D.ended_at.is_(None))
+    .having(sa.func.count() == 1)
+)
+# True if a pool has sources of demand, but not this one.
+IS_UNKNOWN: Final = Statement(
+    sa.select(sa.and_(sa.func.count() > 0, sa.func.bool_and(D.source != sa.bindparam("source")))).where(
+        D.pool_id == sa.bindparam("pool_id"), D.ended_at.is_(None)
+    )
+)
 _SAVED: Final = given(*CLAIM)
 _OWNER: Final = (
     sa.bindparam("worker_id", type_=claim.c.worker_id.type),
@@ -125,6 +139,16 @@ CLAIMS_OF: Final = Statement(
 async def tasks_wait(db: Connection) -> bool:
     """True if a source has reported pending tasks last."""
     return bool(await db.fetchval(TASKS_WAIT.text, *TASKS_WAIT.arguments()))
+
+
+async def only_source(db: Connection, pool_id: str) -> str:
+    """The source of demand of a pool; empty if it has none, or several."""
+    return await db.fetchval(ONLY_SOURCE.text, *ONLY_SOURCE.arguments(pool_id=pool_id)) or ""
+
+
+async def is_unknown(db: Connection, pool_id: str, source: str) -> bool:
+    """True if the pool has sources of demand, but not this one."""
+    return bool(await db.fetchval(IS_UNKNOWN.text, *IS_UNKNOWN.arguments(pool_id=pool_id, source=source)))
 
 
 def drain_seconds(pool_id: sa.ColumnElement[str]) -> sa.ColumnElement[float]:

@@ -3,38 +3,35 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-import sqlalchemy as sa
-
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, arrays, columns, names
+from slipway_common.database.sql import arrays, columns, names
 from slipway_provisioner.domain.sources import Freshness, Settled, Source
 from slipway_provisioner.store import marks, tables
-from slipway_provisioner.store.demand import CLAIMED
+from slipway_provisioner.store.demand import COUNTS
 
 D: Final = tables.demand.c
-OF_SOURCE: Final = tuple(D[name] for name in Source.__struct_fields__ if name in D and name != "claimed")
-SHOWN: Final = D["pool_id", "source", "pending", "observed_at", "received_at", "reported_by"]
+COUNTED: Final = ("pending", "claimed")
+OF_SOURCE: Final = tuple(D[name] for name in Source.__struct_fields__ if name in D and name not in COUNTED)
+SHOWN: Final = D["pool_id", "source", "observed_at", "received_at", "reported_by"]
 SETTLED: Final = tuple(D[name] for name in ("pool_id", "source", "alerted", "end_reason"))
 # Uptime since the last report goes on from the newest pass over the deadlines.
 LISTED: Final = f"""
-SELECT {names(SHOWN, "d.")}, {CLAIMED} AS claimed, v.valid_until, v.valid_until > slipway_clock() AS fresh,
+SELECT {names(SHOWN, "d.")}, {COUNTS}, v.valid_until, v.valid_until > slipway_clock() AS fresh,
     slipway_clock() + ($2::float8 + d.valid_for_seconds - coalesce(uptime_since(d.observed_at), 0)) * interval '1 s'
         AS protected_until
 FROM demand d JOIN worker_pool p ON p.id = d.pool_id
 CROSS JOIN LATERAL (SELECT d.observed_at + d.valid_for_seconds * interval '1 s' AS valid_until) AS v
 WHERE d.ended_at IS NULL AND NOT p.deleted AND ($1::text IS NULL OR d.pool_id = $1)
 ORDER BY d.pool_id, d.source"""
-LOCK: Final = Statement(
-    sa.select(D.pending, D.claimed, D.observed_at, D.valid_for_seconds)
-    .where(D.pool_id == sa.bindparam("pool_id"), D.source == sa.bindparam("source"), D.ended_at.is_(None))
-    .with_for_update()
-)
+LOCK: Final = f"""
+SELECT {COUNTS}, d.observed_at, d.valid_for_seconds FROM demand d
+WHERE d.pool_id = $1 AND d.source = $2 AND d.ended_at IS NULL FOR UPDATE"""
 # Sources that became stale or expired, report again, or have ended, and alerts on them do not say so yet. The alert on
 # one whose reports had expired when they were received lasts for the validity of the last of them. Those that another
 # session has locked are settled by it, or in the next pass. The table is read each second: the first condition, which
 # costs little, passes over most rows, and uptime is computed for stale ones only.
 LOCK_UNSETTLED: Final = f"""
-SELECT {names(OF_SOURCE, "d.")}, {CLAIMED} AS claimed, p.deleted AS pool_deleted, s.overdue_seconds,
+SELECT {names(OF_SOURCE, "d.")}, {COUNTS}, p.deleted AS pool_deleted, s.overdue_seconds,
     extract(epoch FROM d.received_at - d.observed_at)::float8 AS late_seconds,
     NOT EXISTS (SELECT FROM demand o WHERE o.pool_id = d.pool_id AND o.source <> d.source AND o.ended_at IS NULL
         AND o.observed_at + o.valid_for_seconds * interval '1 s' > slipway_clock()) AS is_last
@@ -55,6 +52,7 @@ UPDATE demand d SET alerted = g.alerted, end_reason = g.end_reason,
     ended_at = CASE WHEN g.end_reason <> '' THEN coalesce(d.ended_at, slipway_clock()) END,
     pending = CASE WHEN g.end_reason = '' THEN d.pending ELSE 0 END,
     claimed = CASE WHEN g.end_reason = '' THEN d.claimed ELSE 0 END,
+    total = CASE WHEN g.end_reason = '' THEN d.total END,
     pending_since = CASE WHEN g.end_reason = '' THEN d.pending_since END
 FROM unnest({arrays(SETTLED)}) AS g ({names(SETTLED)}) WHERE d.pool_id = g.pool_id AND d.source = g.source"""
 
@@ -71,7 +69,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 async def lock(tx: Connection, pool_id: str, source: str) -> Any:
     """Lock a source that has not ended; returns its last report, or None."""
-    return await tx.fetchrow(LOCK.text, *LOCK.arguments(pool_id=pool_id, source=source))
+    return await tx.fetchrow(LOCK, pool_id, source)
 
 
 async def lock_unsettled(tx: Connection, protected_seconds: float) -> list[Source]:

@@ -14,7 +14,7 @@ from slipway_provisioner.domain.pool import Share, Shared
 from slipway_provisioner.domain.revisions import HEALTH_SETTINGS
 from slipway_provisioner.domain.windows import share_reason, tripped_share
 from slipway_provisioner.store import errors, usage
-from slipway_provisioner.store.demand import CLAIMED
+from slipway_provisioner.store.demand import CLAIMED, PENDING
 from slipway_provisioner.store.pools import REPLACEMENT, SHARES, share, shared_window_size, shares, stages
 from slipway_provisioner.store.tables import launch_config, launch_config_name, worker, worker_pool
 
@@ -37,7 +37,7 @@ SELECT {names(POOL, "p.")}, d.pending, d.claimed, d.stale_sources, d.backlog_sec
         WHERE c.pool_id = p.id AND c.state = 'active' AND a.throttled ORDER BY a.id) AS throttled
 FROM worker_pool p
 CROSS JOIN LATERAL (
-    SELECT coalesce(sum(pending), 0)::int AS pending, coalesce(sum({CLAIMED}), 0)::int AS claimed,
+    SELECT coalesce(sum({PENDING}), 0)::int AS pending, coalesce(sum({CLAIMED}), 0)::int AS claimed,
         (count(*) FILTER (WHERE ended_at IS NULL AND observed_at + valid_for_seconds * interval '1 s'
             <= slipway_clock()))::int AS stale_sources,
         extract(epoch FROM slipway_clock() - min(least(pending_since, slipway_clock())) FILTER (

@@ -352,6 +352,7 @@ demand = Table(
     Column("source", Text),
     required("pending", Integer, CheckConstraint("pending >= 0")),
     Column("claimed", Integer, CheckConstraint("claimed >= 0")),
+    Column("total", Integer, CheckConstraint("total >= 0")),
     required("observed_at", TIME),
     required("valid_for_seconds", Double),
     Column("pending_since", TIME),

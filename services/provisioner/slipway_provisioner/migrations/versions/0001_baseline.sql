@@ -414,6 +414,7 @@ CREATE TABLE demand (
     source TEXT NOT NULL,
     pending INTEGER NOT NULL CHECK (pending >= 0),
     claimed INTEGER CHECK (claimed >= 0),
+    total INTEGER CHECK (total >= 0),
     observed_at TIMESTAMP WITH TIME ZONE NOT NULL,
     valid_for_seconds DOUBLE PRECISION NOT NULL,
     pending_since TIMESTAMP WITH TIME ZONE,
