@@ -212,6 +212,10 @@ terraform-fair: $(READY) ## Waits of callers with 200 configurations on 8 proces
 mutants: $(READY) ## Break each invariant and rule in a copy and expect its test to fail: ONLY=group
 	@$(RUN) -m tests.tools.mutants check $(if $(ONLY),ONLY=$(ONLY))
 
+.PHONY: mutation
+mutation: $(READY) ## Mutants that mutmut makes of pure rooms, and which of them the unit tests notice: ONLY=recovery,limits SINCE=COMMIT KEEP=1
+	@$(RUN) -m tests.tools.mutation
+
 terraform-checks: $(READY) $(TERRAFORM) ## Conformance checks of the Terraform provider scheduler, by number: CHECK=7 TOFU=PATH MUTANT=
 	@$(RUN) -m $(BROKEN) tests.terraform
 

@@ -54,7 +54,7 @@ TOOLS: Final = (
     "tests/unit/histories",
     "tests/unit/local",
     *(f"tests/unit/test_{name}.py" for name in ("compose", "idiom", "jars", "layers", "observability", "readme")),
-    *(f"tests/unit/test_{name}.py" for name in ("picture", "structure", "terraform_packages", "tools")),
+    *(f"tests/unit/test_{name}.py" for name in ("picture", "structure", "terraform_packages", "tools", "mutation")),
 )
 CLIENT: Final = ("tests/unit/client", "tests/unit/worker")
 OUTSIDE: Final = (
@@ -172,6 +172,7 @@ EXEMPT: Final = {
     "generated": "writes files, which the core layers compare",
     "baseline": "writes files, which the core layers compare",
     "bench-before": "needs a commit to compare with",
+    "mutation": "takes hours, and finds what tests lack, not what is broken: not in CI",
     "clean": "removes the environment",
 }
 """Targets of the Makefile that are no layer, with the reason."""
@@ -228,6 +229,7 @@ AREAS: Final = (
     ("tests/tools/*", ("tools", "mutants", "structure")),
     ("tests/unit/*", ("tools",)),
     ("tests/mutants.toml", ("mutants",)),
+    ("tests/survivors.toml", ("tools",)),
     ("tests/*", ("services", "systems", "mutants")),
     ("contracts/*", ("fuzz",)),
     ("generate/*", ("outside",)),
