@@ -107,6 +107,26 @@ async def test_alerts_are_listed_pages_first(alerts: Alerts) -> None:
     assert await alerts.read("ls", "--all", "--until", "2020-01-01T00:00") == []
 
 
+async def test_more_alerts_than_a_list_has(alerts: Alerts) -> None:
+    """An outage trips a thousand launch configs after its page, and others a thousand times before: the page is the
+    first in each list, is found by its name, and the list says that it is cut."""
+    closed = "INSERT INTO alert ({0}, closed_at) SELECT {0}, raised_at {1}"
+    names = "dedup_key, kind, subject_kind, subject_id, severity, body, raised_at"
+    rows = """FROM (SELECT a.dedup_key || n AS dedup_key, kind, subject_kind, subject_id, severity, body,
+        a.raised_at + n * interval '1 s' AS raised_at
+        FROM alert a, generate_series(1, 1000) n WHERE a.dedup_key = $1) r"""
+    database = alerts.deployment.provisioner.database
+    await database.execute(f"INSERT INTO alert ({names}) SELECT {names} {rows}", NOTICE.dedup_key)
+    await database.execute(closed.format(names, rows), PAGE.dedup_key)
+    for everything in ((), ("--all",)):
+        listed = await alerts.read("ls", *everything)
+        assert (len(listed), listed[0]["dedup_key"]) == (1000, PAGE.dedup_key)
+    assert (await alerts.show(PAGE.dedup_key))[2].split() == ["state", "open"]
+    alerts.deployment.environment["SLIPWAY_LEASE_BROKER_URL"] = "http://127.0.0.1:1"
+    output = await alerts.slipway("alert", "ls", exit_code=1)  # with what it has written to its standard error
+    assert "the provisioner may have more: only 1000 are listed" in output
+
+
 @pytest.mark.parametrize("name", ["linux", "pool-tripped/linux", PAGE.dedup_key])
 async def test_an_alert_is_shown_whole(alerts: Alerts, name: str) -> None:
     lines = await alerts.show(name)

@@ -9,7 +9,7 @@ import pytest
 
 from slipway_common.database import alerts
 from slipway_common.database.postgres import Database
-from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.alert import START_SECONDS, AlertRaised, AlertResolved
 from slipway_common.messaging import outbox
 from slipway_common.service import Service, ServiceSettings
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -141,6 +141,19 @@ async def test_what_has_happened_is_resolved_by_time(service: Alerting) -> None:
     await service.set_clock(7 * DAY_SECONDS + 1)
     await service.republish()
     assert await service.open() == [ZONE.dedup_key]
+
+
+async def test_a_process_that_was_killed_with_an_alert(service: Alerting) -> None:
+    """Its alert on partitions is resolved by the process that replaces it, once the start is over."""
+    left = Service("provisioner", ServiceSettings(database_url="", kafka="", instance="1"))
+    await service.send(*left._unowned.changes(["t/0"], summary="s", effect="e"), OTHER)
+    successor = Service("provisioner", ServiceSettings(database_url="", kafka="", instance="1"))
+    await successor._watch_partitions(service.database)
+    assert len(await service.open()) == 2
+    successor._began -= START_SECONDS
+    await successor._watch_partitions(service.database)
+    assert await service.open() == [OTHER.dedup_key]
+    assert [row.kind for row in await alerts.fetch(service.database, open_=False, limit=10)] == ["unowned-partition"]
 
 
 async def test_two_replicas_publish_once(service: Alerting) -> None:

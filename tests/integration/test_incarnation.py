@@ -2,24 +2,30 @@
 publishes afterwards is dropped."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from slipway_common.base.clock import utc_now
+from slipway_common.database import alerts
 from slipway_common.database.postgres import Connection
-from slipway_common.events.topics import WORKER_LIFECYCLE
+from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
+from slipway_common.events.topics import ALERT, WORKER_LIFECYCLE
 from slipway_common.messaging import incarnation
 from slipway_common.messaging.envelope import Envelope, decode
 from slipway_common.messaging.incarnation import Incarnation, Log, NotCompared, Sent
 from slipway_common.messaging.partition_queues import Place as Partition
 from slipway_common.messaging.relay import Relay
+from slipway_common.messaging.sent import header
 from tests.support.harness import (
     PARTITIONS,
     PATIENCE_SECONDS,
+    SERVICE,
     Place,
     enqueue,
     member,
@@ -36,17 +42,18 @@ TABLES = ("incarnation", "outbox", "outbox_subject", "relay_position")
 class Copy:
     """A copy of the tables that publishing uses, kept inside the database, as a backup of them."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *tables: str) -> None:
         self.database = place.database
+        self.tables = tables or TABLES
 
     async def make(self) -> None:
-        for table in TABLES:
+        for table in self.tables:
             await self.database.execute(f"DROP TABLE IF EXISTS copy_of_{table}")
             await self.database.execute(f"CREATE TABLE copy_of_{table} AS TABLE {table}")
 
     async def restore(self) -> None:
         async with self.database.acquire() as db, db.transaction():
-            for table in TABLES:
+            for table in self.tables:
                 await db.execute(f"DELETE FROM {table}")
                 await db.execute(f"INSERT INTO {table} OVERRIDING SYSTEM VALUE SELECT * FROM copy_of_{table}")
 
@@ -201,6 +208,48 @@ async def test_a_person_renews_the_incarnation(place: Place) -> None:
     assert after.endswith(renewed.id)
 
 
+def alert(subject: str) -> AlertRaised:
+    key = alert_key(SERVICE, "kind", subject)
+    return AlertRaised(dedup_key=key, subject_kind="pool", subject_id=subject, kind="kind", summary="s")
+
+
+def resolved(raised: AlertRaised) -> AlertResolved:
+    names = {name: getattr(raised, name) for name in ("dedup_key", "subject_kind", "subject_id", "kind")}
+    return AlertResolved(**names, summary="it is over")
+
+
+async def test_alerts_of_the_lost_time(place: Place) -> None:
+    """One that was raised in it has no row, and would be open in the topic for ever: it is resolved. One that was
+    resolved in it has an open row, and would never page again: it is raised again. Others are left, as are those of
+    other services, and those that wait in the outbox."""
+    await place.create(WORKER_LIFECYCLE, ALERT)
+    renewals, copy = Renewals(), Copy(place, *TABLES, "alert")
+
+    async def sent(*events: Any) -> None:
+        await enqueue(place.database, *events)
+        made = place.relay(WORKER_LIFECYCLE, ALERT)
+        made.compared_topics, made.renewed = [WORKER_LIFECYCLE, ALERT], renewals
+        async with running(made):
+            await until_empty(place)
+
+    lasting, ended, begun, waiting = alert("lasting"), alert("ended"), alert("begun"), alert("waiting")
+    foreign = msgspec.structs.replace(begun, dedup_key=alert_key("other", "kind", "begun"))
+    await sent(lasting, ended, report("w0", "before"))
+    await copy.make()
+    await sent(resolved(ended), begun, foreign, report("w0", "lost"))
+    await copy.restore()
+    await sent(waiting, report("w0", "after"))
+    assert len(renewals.seen) == 1
+    newest = {record.key.decode(): record for record in await read_all(place, ALERT.name)}
+    open_ = {key for key, record in newest.items() if header(record, "ce_type") == AlertRaised.type}
+    assert open_ == {each.dedup_key for each in (lasting, ended, waiting, foreign)}
+    rows = await alerts.fetch(place.database, limit=10)
+    assert {row.dedup_key for row in rows if row.closed_at is None} == open_ - {foreign.dedup_key}
+    assert [(row.dedup_key, row.resolution) for row in rows if row.closed_at] == [(begun.dedup_key, alerts.LOST)]
+    numbers = Counter(record.key.decode() for record in await read_all(place, ALERT.name))
+    assert [numbers[each.dedup_key] for each in (lasting, ended, begun, foreign, waiting)] == [1, 3, 2, 1, 1]
+
+
 class WithoutLeader(Log):
     """A log of which a partition has no leader."""
 
@@ -214,6 +263,9 @@ class WithoutLeader(Log):
     async def among(self, waiting: Mapping[str, tuple[Partition, datetime]]) -> Collection[str]:
         if PARTITION in {place for place, _ in waiting.values()}:
             raise NotCompared([PARTITION])
+        return ()
+
+    async def raised_alerts(self) -> Collection[AlertRaised]:
         return ()
 
 

@@ -415,6 +415,16 @@ async def test_an_alert_is_raised_while_it_is_raised_and_resolved(pair: Pair) ->
     assert tuple(await pair.a.fetchrow(COUNTED)) == (1, 2)
 
 
+@locking("database.alerts.ADOPT")
+async def test_an_alert_is_raised_while_a_restored_database_is_compared(pair: Pair) -> None:
+    """The comparison waits, and does not resolve what is open by then."""
+    async with pair.a.transaction():
+        await alerts.record(pair.a, [ALERT])
+        comparing = await pair.b_waits(alerts.reconcile(pair.b, [ALERT]))
+    assert await comparing == []
+    assert tuple(await pair.a.fetchrow(COUNTED)) == (1, 1)
+
+
 @locking("database.alerts.SILENCE")
 async def test_an_alert_is_resolved_while_it_is_silenced(pair: Pair) -> None:
     """There is no alert left to silence."""
@@ -634,6 +644,9 @@ class Ahead:
         return Sent({(TOPIC, 0): {"of the future": 1}})
 
     async def among(self, waiting: Mapping[str, tuple[consume.Place, datetime]]) -> Collection[str]:
+        return ()
+
+    async def raised_alerts(self) -> Collection[AlertRaised]:
         return ()
 
 

@@ -13,12 +13,14 @@ from typing import Any
 from aiokafka.errors import KafkaError
 
 from slipway_common.database.postgres import Connection
+from slipway_common.events.alert import AlertRaised
+from slipway_common.events.topics import ALERT
 from slipway_common.messaging import incarnation
 from slipway_common.messaging.incarnation import Incarnation, Sent
 from slipway_common.messaging.partition_queues import Place
 from slipway_common.messaging.records import Record
 from slipway_common.messaging.relay import Relay
-from slipway_common.messaging.sent import SHARED_RECORDS, add_own, header
+from slipway_common.messaging.sent import SHARED_RECORDS, add_own, header, raised_by
 
 PARTITIONS = 3
 PING_SECONDS = 10.0
@@ -124,3 +126,6 @@ class Written:
         places = {place for place, _ in waiting.values()}
         records = (record for place in places for record in self.log.partitions.get(place, []))
         return waiting.keys() & {header(record, "ce_id") for record in records}
+
+    async def raised_alerts(self) -> Collection[AlertRaised]:
+        return raised_by(self.service, {record.key: record for record in self.log.all(ALERT.name)}.values())

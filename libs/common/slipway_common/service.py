@@ -391,6 +391,9 @@ class Service:
         places = [] if publication is None else publication.unsendable(UNSENDABLE_ALERT_SECONDS)
         late = [r for r in readings if r.unowned_for_seconds() > kafka.UNOWNED_ALERT_SECONDS]
         is_starting = monotonic_seconds() - self._began < START_SECONDS
+        if not is_starting:
+            for alert in (self._unowned, self._unsendable):
+                await alert.take_over(database)
         unowned = [r.name for r in late if not is_starting or await r.work_waits()]
         unsendable = sorted({topic for topic, _ in places if not is_starting or topic != SERVICE_HEARTBEAT.name})
         events = [
@@ -419,8 +422,15 @@ class PartitionAlert:
     def __init__(self, kind: str, service: str, instance: str) -> None:
         self.kind = kind
         self.service = service
-        self.instance = instance
+        self.dedup_key = alert_key(service, kind, instance)
         self.raised = False  # as committed last
+        self._is_taken_over = False
+
+    async def take_over(self, database: Database) -> None:
+        """Take over, once, the open alert of a process of this instance that ended before it could resolve it."""
+        if not self._is_taken_over:
+            self.raised = self.raised or await alerts.is_open(database, self.dedup_key)
+            self._is_taken_over = True
 
     def changes(self, names: Sequence[str], *, summary: str, effect: str) -> list[AlertRaised | AlertResolved]:
         """The event to publish; empty if nothing has changed."""
@@ -429,7 +439,7 @@ class PartitionAlert:
         alert = AlertRaised if names else AlertResolved
         return [
             alert(
-                dedup_key=alert_key(self.service, self.kind, self.instance),
+                dedup_key=self.dedup_key,
                 subject_kind="service",
                 subject_id=self.service,
                 kind=self.kind,

@@ -5,7 +5,7 @@ says, however long its topic keeps records, and its events carry the whole alert
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from msgspec.structs import asdict, replace
 from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.events.fitting import fitted
+from slipway_common.events.topics import ALERT
 
 REPEAT_SECONDS: Final = 86_400.0
 """An open alert is published again after this, so that a consumer that lost it has it again."""
@@ -42,7 +43,8 @@ SELECT {COLUMNS} FROM alert
 WHERE ($1::boolean IS NULL OR (closed_at IS NULL) = $1)
     AND ($2::timestamptz IS NULL OR closed_at IS NULL OR closed_at >= $2)
     AND ($3::timestamptz IS NULL OR raised_at < $3)
-ORDER BY raised_at DESC, id DESC LIMIT $4"""
+ORDER BY closed_at IS NOT NULL, severity = 'notice', raised_at DESC, id DESC LIMIT $4"""
+IS_OPEN: Final = "SELECT EXISTS (SELECT FROM alert WHERE dedup_key = $1 AND closed_at IS NULL)"
 SILENCE: Final = f"""
 UPDATE alert SET silenced_until = $2, silenced_by = $3, silence_reason = $4
 WHERE dedup_key = $1 AND closed_at IS NULL RETURNING {COLUMNS}"""
@@ -60,6 +62,15 @@ MARK_DELETED: Final = "UPDATE alert SET deleted = true WHERE id = ANY($1)"
 SUPERSEDED: Final = """
 SELECT a.id FROM alert a WHERE id = ANY($1)
     AND EXISTS (SELECT FROM alert b WHERE b.dedup_key = a.dedup_key AND b.id > a.id)"""
+LOST: Final = "its beginning was lost with commits of the database; it is raised again if it lasts"
+ADOPT: Final = """
+INSERT INTO alert (dedup_key, kind, subject_kind, subject_id, severity, body, raised_at, revision)
+VALUES ($1, $2, $3, $4, $5, $6, coalesce($7, slipway_clock()), $8)
+ON CONFLICT (dedup_key) WHERE closed_at IS NULL DO NOTHING RETURNING true"""
+OPEN_BESIDE: Final = """
+SELECT body FROM alert a WHERE closed_at IS NULL AND NOT dedup_key = ANY($1)
+    AND NOT EXISTS (SELECT FROM outbox o WHERE o.topic = $2 AND o.key = a.dedup_key)
+ORDER BY dedup_key"""
 PASSED_AWAY: Final = """
 SELECT dedup_key, body FROM alert
 WHERE closed_at IS NULL AND subject_kind = $1 AND raised_at < slipway_clock() - make_interval(secs => $2)
@@ -101,9 +112,28 @@ async def record(tx: Connection, events: Sequence[Any]) -> list[Any]:
     return recorded
 
 
+async def reconcile(tx: Connection, raised: Collection[AlertRaised]) -> list[Alert]:
+    """Events after which the topic and a database that has lost commits agree; `raised` are the alerts that the topic
+    has as open.
+
+    What was raised in the lost time is resolved, since it has no row that would be. What was resolved in it is raised
+    again, since its row is open, so that its service would not do so; unless its event waits in the outbox.
+    """
+    lost = [
+        alert
+        for alert in sorted(raised, key=lambda alert: alert.dedup_key)
+        if await tx.fetchval(ADOPT, *_head(alert), _body(alert), alert.raised_at, alert.revision)
+    ]
+    rows = await tx.fetch(OPEN_BESIDE, [alert.dedup_key for alert in raised], ALERT.name)
+    return [*(_resolved(alert, LOST) for alert in lost), *(BODY.decode(row["body"]) for row in rows)]
+
+
+def _head(event: Alert) -> tuple[str, ...]:
+    return event.dedup_key, event.kind, event.subject_kind, event.subject_id, event.severity
+
+
 async def _raise(tx: Connection, event: AlertRaised) -> AlertRaised:
-    head = (event.dedup_key, event.kind, event.subject_kind, event.subject_id, event.severity)
-    row = await tx.fetchrow(RAISE, *head, _body(event))
+    row = await tx.fetchrow(RAISE, *_head(event), _body(event))
     return replace(event, raised_at=row["raised_at"], revision=row["revision"])
 
 
@@ -125,9 +155,15 @@ async def fetch(
     until: datetime | None = None,
     limit: int,
 ) -> list[Row]:
-    """Alerts, newest first: all, or those that are (not) open; of the closed ones those closed `since`, and of all
-    those raised before `until`."""
+    """Alerts: all, or those that are (not) open; of the closed ones those closed `since`, and of all those raised
+    before `until`. Open ones first, pages before notices, then newest first: one outage may trip more launch configs
+    than the `limit`, and its page is the oldest of their alerts."""
     return [_row(row) for row in await db.fetch(SELECT, open_, since, until, limit)]
+
+
+async def is_open(db: Connection, dedup_key: str) -> bool:
+    """True if an alert is open under this key."""
+    return bool(await db.fetchval(IS_OPEN, dedup_key))
 
 
 async def silence(tx: Connection, dedup_key: str, *, until: datetime, by: str, reason: str) -> Row | None:
@@ -165,17 +201,18 @@ async def claim_closed(tx: Connection) -> list[AlertRaised]:
 async def passed(tx: Connection) -> list[AlertResolved]:
     """Resolutions of alerts on what happened a week ago, and that nothing else resolves."""
     rows = await tx.fetch(PASSED_AWAY, PASSING, TOMBSTONE_SECONDS, CHUNK_ROWS)
-    found = [BODY.decode(row["body"]) for row in rows]
-    return [
-        AlertResolved(
-            dedup_key=alert.dedup_key,
-            subject_kind=alert.subject_kind,
-            subject_id=alert.subject_id,
-            kind=alert.kind,
-            summary=PASSED,
-        )
-        for alert in found
-    ]
+    return [_resolved(BODY.decode(row["body"]), PASSED) for row in rows]
+
+
+def _resolved(alert: Alert, summary: str) -> AlertResolved:
+    """Resolution of an alert, which is made whole when it is recorded."""
+    return AlertResolved(
+        dedup_key=alert.dedup_key,
+        subject_kind=alert.subject_kind,
+        subject_id=alert.subject_id,
+        kind=alert.kind,
+        summary=summary,
+    )
 
 
 def _body(event: AlertRaised) -> str:

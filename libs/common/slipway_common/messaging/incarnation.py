@@ -14,7 +14,10 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
+from slipway_common.database import alerts
 from slipway_common.database.postgres import Connection
+from slipway_common.events.alert import AlertRaised
+from slipway_common.messaging import outbox
 from slipway_common.messaging.partition_queues import Place
 from slipway_common.observability.telemetry import logger
 
@@ -104,6 +107,9 @@ class Log(Protocol):
     async def among(self, waiting: Mapping[str, tuple[Place, datetime]]) -> Collection[str]:
         """Which events (id → place and time) the log has. Raises NotCompared if a partition is without a leader."""
 
+    async def raised_alerts(self) -> Collection[AlertRaised]:
+        """The alerts of the service that the log has as open."""
+
 
 def lost_commits(known: Incarnation, positions: Mapping[Place, int], sent: Sent) -> str:
     """Evidence that the database has lost commits: the log is ahead of its rows; empty if there is none.
@@ -153,7 +159,8 @@ async def compare(
     """Compare the rows with the log, and renew the incarnation if commits were lost or a person asked for it; returns
     the incarnation to publish under. Only the relay that leads calls it, before it numbers or sends anything.
 
-    Waiting events that the log has already were sent after the state of the database, and are not sent again.
+    Waiting events that the log has already were sent after the state of the database, and are not sent again. Alerts
+    that are open in one of the two only are resolved, or raised again.
     `place_of` is the place of an event by topic and key. The session is never idle for longer than `ping_seconds`.
     Raises NotCompared while a partition is without a leader, unless the database has been compared since its server
     started: then it can have lost nothing, and such a partition delays only its own events.
@@ -170,9 +177,11 @@ async def compare(
     rows = await db.fetch(WAITING)
     waiting = {row["event_id"]: (place_of(row["topic"], row["key"]), row["at"]) for row in rows}
     already = await _meanwhile(db, log.among(waiting), ping_seconds)
+    raised = await _meanwhile(db, log.raised_alerts(), ping_seconds)
     async with db.transaction():
         renewal = _incarnation(await db.fetchrow(RENEW, reason, sorted(sent.incarnations - {known.id})))
         await renewed(db, renewal)  # before writers of events wait, since it locks what they lock first
+        await outbox.enqueue(db, await alerts.reconcile(db, raised))
         await db.execute(EXCLUDE_WRITERS)
         await db.execute(FORGET_SENT, list(already))
         await db.execute(RENUMBER, known.revision_base, renewal.revision_base)

@@ -4,7 +4,7 @@ Topics that other services write too are read a little further back, since anoth
 """
 
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,7 +12,11 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.errors import KafkaTimeoutError
 
-from slipway_common.events.topics import Topic
+from slipway_common.base.errors import BadEvent
+from slipway_common.base.percent import decoded
+from slipway_common.events.alert import AlertRaised
+from slipway_common.events.topics import ALERT, Topic
+from slipway_common.messaging.envelope import decode_data
 from slipway_common.messaging.incarnation import NotCompared, Sent, source_prefix
 from slipway_common.messaging.partition_queues import Place
 from slipway_common.messaging.partitions import closed
@@ -80,6 +84,19 @@ class SentLog:
                     found.add(id_)
         return found
 
+    async def raised_alerts(self) -> Collection[AlertRaised]:
+        """Alerts of the service that its topic has as open, in the partitions that have a leader. Raises KafkaError if
+        the broker is unavailable."""
+        if ALERT not in self.topics:
+            return ()
+        tps = [TopicPartition(self.prefix + ALERT.name, partition) for partition in range(self.partitions[ALERT.name])]
+        async with self._consumer() as consumer:
+            tps, _ = by_leader(await consumer._client.fetch_all_metadata(), tps)
+            begins, ends = await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
+            starts = {tp: begins[tp] for tp in tps if ends[tp] > begins[tp]}
+            newest = {record.key: record async for record in _read(consumer, starts, ends)}
+        return raised_by(self.service, newest.values())
+
     def _place(self, at: Any) -> Place:
         """Place of a record or a partition of the broker."""
         return at.topic.removeprefix(self.prefix), at.partition
@@ -134,6 +151,16 @@ def add_own(found: dict[str, int], record: Any, service: str) -> None:
     if source.startswith(prefix := source_prefix(service)) and number.isdecimal():
         incarnation = source.removeprefix(prefix)
         found[incarnation] = max(int(number), found.get(incarnation, 0))
+
+
+def raised_by(service: str, newest: Iterable[Any]) -> list[AlertRaised]:
+    """Open alerts of a service, by the newest record of each key."""
+    found: list[AlertRaised] = []
+    for record in newest:
+        if header(record, "ce_type") == AlertRaised.type and record.value is not None:
+            with suppress(BadEvent):
+                found.append(decode_data(AlertRaised.type, record.value))
+    return [alert for alert in found if decoded(alert.dedup_key)[0] == service]
 
 
 def header(record: Any, name: str) -> str:

@@ -129,7 +129,8 @@ async def list_alerts(
     until: Annotated[Moment | None, Query(description="Alerts raised before this time.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
-    """List the alerts that this service has raised, newest first. Closed ones are kept for 90 days."""
+    """List the alerts that this service has raised: open ones first, pages before notices, then newest first. Closed
+    ones are kept for 90 days."""
     return _json({"items": await alerts.fetch(database, open_=open_, since=since, until=until, limit=limit)})
 
 

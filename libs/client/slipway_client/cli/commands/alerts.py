@@ -1,5 +1,7 @@
 """`slipway alert`: open and resolved alerts of all services."""
 
+import sys
+from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Final
@@ -73,6 +75,9 @@ def list_alerts(
     nothing = "no alerts" if all_ else "no open alerts"
     fields = (STATE, *FIELDS) if all_ else FIELDS
     show(rows, fields, output, nothing=f"{nothing} in the services that answer" if errors else nothing)
+    for service, number in Counter(row["service"] for row in rows).items():
+        if number == ALERTS_MAX:
+            print(f"the {service} may have more: only {number} are listed, open pages first", file=sys.stderr)
     if errors:
         raise Failed(errors)
 
