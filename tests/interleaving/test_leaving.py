@@ -9,7 +9,7 @@ import slipway_provisioner
 from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import AlertRaised
 from slipway_common.events.worker import WorkerRequested, WorkerStopping
-from slipway_provisioner.apply import starvation, terminations
+from slipway_provisioner.apply import refused_terminations, starvation
 from slipway_provisioner.domain.cloud import Protected
 from slipway_provisioner.domain.workers import Worker
 from tests.support.provisioner import Provisioner, after, declared, in_transaction, report, stopped_at
@@ -121,8 +121,8 @@ def refusing(worker: Worker) -> Callable[[Connection], Awaitable[None]]:
     """Transaction of a replica whose termination of the worker was refused."""
 
     async def record(tx: Connection) -> None:
-        await terminations.record_refused(tx, "sim-a", {worker.instance_id or "": WHY})
-        await terminations.count_refusals(tx, "sim-a", [worker.id], stuck_after_seconds=0)
+        await refused_terminations.record_refused(tx, "sim-a", {worker.instance_id or "": WHY})
+        await refused_terminations.count_refusals(tx, "sim-a", [worker.id], stuck_after_seconds=0)
 
     return record
 
@@ -153,7 +153,7 @@ async def test_two_replicas_decide_once_that_an_account_refuses(provisioner: Pro
     for worker in await leaving(provisioner, 4):
         await in_transaction(provisioner, refusing(worker))
     await provisioner.events()
-    settle = partial(terminations.settle, provisioner.database, 3600)
+    settle = partial(refused_terminations.settle, provisioner.database, 3600)
     async with stopped_at(provisioner, "outbox", settle()) as one:
         two = provisioner.start(settle())
         await provisioner.until_waiting(one, two)

@@ -46,7 +46,7 @@ from slipway_common.events.worker import (
 )
 from slipway_common.messaging.incarnation import Incarnation
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.apply import freezing, launches, reaping, recovery, terminations
+from slipway_provisioner.apply import freezing, launches, reaping, recovery, refused_terminations
 from slipway_provisioner.domain.cloud import Instance, InstanceState, Protected
 from slipway_provisioner.domain.identity import Attested
 from slipway_provisioner.domain.reaping import Kept
@@ -1100,7 +1100,7 @@ async def test_two_replicas_raise_one_alert_for_silent_workers(provisioner: Prov
 
 def protecting(instance_id: str) -> Callable[[Connection], Awaitable[None]]:
     """Transaction that records an instance which the account refuses to terminate."""
-    return lambda db: terminations.record_refused(db, "sim-a", {instance_id: Protected("it is protected")})
+    return lambda db: refused_terminations.record_refused(db, "sim-a", {instance_id: Protected("it is protected")})
 
 
 @locking("store.accounts.PROTECT")
@@ -1124,7 +1124,7 @@ async def test_a_protected_instance_is_forgotten_while_another_is_found(provisio
     await provisioner.declare()
     await in_transaction(provisioner, protecting("i-1"))
     await provisioner.events()
-    forget = in_transaction(provisioner, lambda db: terminations.forget_gone(db, "sim-a", ["i-1"]))
+    forget = in_transaction(provisioner, lambda db: refused_terminations.forget_gone(db, "sim-a", ["i-1"]))
     async with stopped_at(provisioner, "outbox", forget) as one:
         two = provisioner.start(in_transaction(provisioner, protecting("i-2")))
         await provisioner.until_waiting(one, two)

@@ -5,7 +5,7 @@ from slipway_common.database import audit
 from slipway_common.database.postgres import Connection
 from slipway_common.events.lifecycle import ASKED_TO_STOP, LIVE
 from slipway_common.messaging import outbox
-from slipway_provisioner.apply import terminations
+from slipway_provisioner.apply import refused_terminations
 from slipway_provisioner.apply.leases import release
 from slipway_provisioner.domain.reachability import (
     UNREACHABLE,
@@ -74,7 +74,7 @@ async def retire(tx: Connection, account_id: str, *, reason: str, by: str) -> bo
     await reachability.set_retired(tx, account_id, retired=True)
     await audit.record_command(tx, AuditedKind.ACCOUNT, account_id, "retire", by=by, retired=True, reason=reason)
     await outbox.enqueue(tx, [resolved(account_id, f"account {account_id} is retired: {reason}")])
-    await terminations.forget_gone(tx, account_id, [*await accounts.protected(tx, account_id)])
+    await refused_terminations.forget_gone(tx, account_id, [*await accounts.protected(tx, account_id)])
     return False
 
 

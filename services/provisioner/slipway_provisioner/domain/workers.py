@@ -14,7 +14,7 @@ import msgspec
 from slipway_common.events import worker as events
 from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, REGISTERED, WAITING, State, advance
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_provisioner.domain.terminations import is_stuck
+from slipway_provisioner.domain.refused_terminations import is_stuck
 
 
 class Notice(StrEnum):

@@ -18,7 +18,7 @@ from slipway_common.events.worker import Outcome
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import LOOP_FAILURES, logger
 from slipway_provisioner import metrics
-from slipway_provisioner.apply import reaping, terminations
+from slipway_provisioner.apply import reaping, refused_terminations
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.reaping import Bound, Findings, Listing
 from slipway_provisioner.loops import contact
@@ -121,7 +121,7 @@ async def pass_over(
         async with database.acquire() as db, db.transaction():
             await reaping.keep(db, account.id, findings, unlisted=unlisted)
             protected = await accounts.protected(db, account.id)
-            await terminations.forget_gone(db, account.id, protected.keys() - present)
+            await refused_terminations.forget_gone(db, account.id, protected.keys() - present)
     if unconfirmed:
         await _passed(database, account, listing, findings)
         return
@@ -188,7 +188,7 @@ async def _terminate_orphans(database: Database, account: Account, provider: Pro
         )
         if isinstance(error, TerminationRefused):
             async with database.acquire() as db, db.transaction():
-                await terminations.record_refused(db, account.id, error.instances)
+                await refused_terminations.record_refused(db, account.id, error.instances)
         return
     metrics.REAPED.labels(account.id, "orphan").inc(len(ended))
     LOG.info("terminated orphan instances", account=account.id, instances=ended)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from slipway_common.database.postgres import Database
 from slipway_common.observability.telemetry import logger
-from slipway_provisioner.apply import terminations
+from slipway_provisioner.apply import refused_terminations
 from slipway_provisioner.domain.cloud import Account, Protected
 from slipway_provisioner.providers.port import Provider, TerminationRefused
 from slipway_provisioner.settings import Settings
@@ -34,7 +34,7 @@ async def terminate_instances(database: Database, *, settings: Settings, provide
         await _terminate(database, account, providers[account.provider], of_account, settings)
 
     await asyncio.gather(*map(terminate, by_id.values()))
-    await terminations.settle(database, settings.hour_seconds)
+    await refused_terminations.settle(database, settings.hour_seconds)
     return False
 
 
@@ -55,11 +55,11 @@ async def _terminate(
     alone = refused if len(taken) == 1 else await _refused_alone(account, provider, sorted(refused))
     async with database.acquire() as db, db.transaction():
         if refused:
-            await terminations.record_refused(db, account.id, refused)
+            await refused_terminations.record_refused(db, account.id, refused)
         if named := [each.worker_id for each in taken if each.instance_id in alone]:
-            await terminations.count_refusals(db, account.id, named, settings.stuck_after_seconds)
+            await refused_terminations.count_refusals(db, account.id, named, settings.stuck_after_seconds)
         if accepted:
-            await terminations.forget_refusals(db, accepted)
+            await refused_terminations.forget_refusals(db, accepted)
 
 
 async def _refused_alone(account: Account, provider: Provider, instance_ids: Sequence[str]) -> list[str]:

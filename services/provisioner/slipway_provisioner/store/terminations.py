@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED
-from slipway_provisioner.domain.terminations import Stuck, Terminations
+from slipway_provisioner.domain.refused_terminations import Stuck, Terminations
 from slipway_provisioner.store import accounts
 from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states

@@ -16,8 +16,8 @@ from slipway_provisioner.domain.cloud import Protected
 from slipway_provisioner.domain.headroom import Launch
 from slipway_provisioner.domain.planning import Plan, check_plan
 from slipway_provisioner.domain.pool import Fleet, Idle, Observed, Pool
+from slipway_provisioner.domain.refused_terminations import Stuck, Terminations, alert
 from slipway_provisioner.domain.starvation import Shortage, raised
-from slipway_provisioner.domain.terminations import Stuck, Terminations, alert
 from slipway_provisioner.domain.workers import Worker
 from tests.unit.provisioner.test_planning import PAUSED, PROBE, config, launched, observed, plan, reasons
 

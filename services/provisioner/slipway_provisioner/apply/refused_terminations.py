@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.lifecycle import ASKED_TO_STOP
 from slipway_common.messaging import outbox
-from slipway_provisioner.domain import terminations as domain
 from slipway_provisioner.domain.cloud import Protected
+from slipway_provisioner.domain.refused_terminations import alert
 from slipway_provisioner.domain.workers import termination_accepted, termination_refused
 from slipway_provisioner.store import accounts, marks, pools, reachability, terminations, workers
 
@@ -65,4 +65,4 @@ async def _publish(tx: Connection, account_id: str, instances: Mapping[str, Prot
     """Publish the alert on the instances that an account refuses to terminate, or its resolution."""
     stuck = await terminations.stuck(tx, account_id)
     refusing = await terminations.is_refusing(tx, account_id)
-    await outbox.enqueue(tx, [domain.alert(account_id, instances, stuck, refusing=refusing)])
+    await outbox.enqueue(tx, [alert(account_id, instances, stuck, refusing=refusing)])
