@@ -1,7 +1,6 @@
 """The HTTP API of the lease-broker: every route with its status codes and bodies; refused calls change nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -26,23 +25,8 @@ from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.metrics import REFUSED_COMMANDS, THROTTLES
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
-from tests.support.lease_broker import NOT_RECEIVING, acquire_request, admissions, after, release, terms
-from tests.support.lease_broker_http import Replica, World, world_on
-
-
-@pytest.fixture
-async def world(postgres: EmbeddedPostgres, tmp_path: Path) -> AsyncIterator[World]:
-    async with world_on(postgres, tmp_path) as world:
-        yield world
-
-
-def slug(answer: Any) -> str:
-    assert answer.headers["content-type"] == "application/problem+json", answer.text
-    return str(answer.json()["type"]).removeprefix("urn:slipway:problem:")
-
-
-def instant(seconds: float) -> str:
-    return after(seconds).isoformat().replace("+00:00", "Z")
+from tests.support.lease_broker import NOT_RECEIVING, acquire_request, admissions, release, terms
+from tests.support.lease_broker_http import Replica, World, instant, slug, world_on
 
 
 async def test_a_lease_from_acquire_to_release(world: World) -> None:

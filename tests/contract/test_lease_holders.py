@@ -1,36 +1,18 @@
 """Holders of a lease over HTTP: one request id used by several processes, and tokens bound to a lease."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from slipway_common.base.redaction import redacted
 from slipway_lease_broker.http import leases as routes
-from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
 from tests.support.lease_broker import after, terms
-from tests.support.lease_broker_http import World, world_on
+from tests.support.lease_broker_http import World, instant, slug
 
 FIRST: Final = "host-1:10:aaaa"
 SECOND: Final = "host-2:20:bbbb"
-
-
-@pytest.fixture
-async def world(postgres: EmbeddedPostgres, tmp_path: Path) -> AsyncIterator[World]:
-    async with world_on(postgres, tmp_path) as world:
-        yield world
-
-
-def slug(answer: Any) -> str:
-    assert answer.headers["content-type"] == "application/problem+json", answer.text
-    return str(answer.json()["type"]).removeprefix("urn:slipway:problem:")
-
-
-def instant(seconds: float) -> str:
-    return after(seconds).isoformat().replace("+00:00", "Z")
 
 
 async def test_a_lease_shows_its_holder(world: World) -> None:

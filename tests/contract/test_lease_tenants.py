@@ -16,7 +16,7 @@ from slipway_lease_broker.domain.throttling import RETRY_AFTER_SECONDS_MAX
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.contract.boskos.slot_broker import SlotBroker, slot_broker_on
 from tests.support.lease_broker import acquire_request, after, release, terms
-from tests.support.lease_broker_http import CALLERS, World, world_on
+from tests.support.lease_broker_http import CALLERS, World, slug
 
 LEASES: Final = "/lease-pools/sim-a/leases"
 TOKENS: Final[dict[str, dict[str, Any]]] = {
@@ -29,16 +29,15 @@ TOKENS: Final[dict[str, dict[str, Any]]] = {
 
 
 @pytest.fixture
-async def world(postgres: EmbeddedPostgres, tmp_path: Path) -> AsyncIterator[World]:
+def world(world: World, tmp_path: Path) -> World:
     """With callers of CALLERS and TOKENS."""
-    async with world_on(postgres, tmp_path) as world:
-        entries = [
-            {"name": name, "sha256": hash_secret(f"secret of {name}"), "scopes": CALLERS.get(name, CALLERS["ann"])}
-            | TOKENS.get(name, {})
-            for name in {*CALLERS, *TOKENS}
-        ]
-        (tmp_path / "tokens.yaml").write_bytes(msgspec.json.encode(entries))
-        yield world
+    entries = [
+        {"name": name, "sha256": hash_secret(f"secret of {name}"), "scopes": CALLERS.get(name, CALLERS["ann"])}
+        | TOKENS.get(name, {})
+        for name in {*CALLERS, *TOKENS}
+    ]
+    (tmp_path / "tokens.yaml").write_bytes(msgspec.json.encode(entries))
+    return world
 
 
 @pytest.fixture
@@ -48,11 +47,6 @@ async def slot_broker(postgres: EmbeddedPostgres, tmp_path: Path) -> AsyncIterat
         slot_broker.use(boskos_open=False)
         await slot_broker.open()
         yield slot_broker
-
-
-def slug(answer: Any) -> str:
-    assert answer.headers["content-type"] == "application/problem+json", answer.text
-    return str(answer.json()["type"]).removeprefix("urn:slipway:problem:")
 
 
 async def held(world: World, by: str, units: int = 1, **fields: Any) -> Any:

@@ -1,6 +1,5 @@
 """Names over HTTP: the longest are stored together, longer ones are refused with the field, and change nothing."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -10,7 +9,7 @@ import pytest
 from slipway_common.base.text import NAME
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.store.demand import OBSERVE, observed
-from tests.support.lease_broker_http import World, world_on
+from tests.support.lease_broker_http import World
 from tests.support.provisioner import administrator, provisioner_on, report
 
 LETTERS: Final = [chr(code) for code in range(0x4E00, 0x9FA5)]
@@ -23,12 +22,6 @@ def name(seed: int, characters: int = NAME.characters) -> str:
 
 LONG: Final = [name(1, 500), name(2, NAME.characters + 1), "\N{CRAB}" * NAME.characters]
 GROUP: Final = {"size": 100_000, "spread_seconds": 86_399.5}
-
-
-@pytest.fixture
-async def world(postgres: EmbeddedPostgres, tmp_path: Path) -> AsyncIterator[World]:
-    async with world_on(postgres, tmp_path) as world:
-        yield world
 
 
 async def test_the_longest_names_of_a_waiting_request_fit_into_its_index(world: World) -> None:

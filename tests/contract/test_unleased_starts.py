@@ -1,23 +1,14 @@
 """Starts without a lease, reported over HTTP: each is charged once by its cause, and blocks no more than it may."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from slipway_lease_broker.domain.terms import Policy
-from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.lease_broker import after, terms
-from tests.support.lease_broker_http import World, world_on
+from tests.support.lease_broker_http import World
 
 CAUSES: Final = ("unavailable", "max_wait", "lost")
-
-
-@pytest.fixture
-async def world(postgres: EmbeddedPostgres, tmp_path: Path) -> AsyncIterator[World]:
-    async with world_on(postgres, tmp_path) as world:
-        yield world
 
 
 async def report(world: World, *names: str, by: str = "ann", **fields: Any) -> Any:

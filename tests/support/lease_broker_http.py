@@ -19,7 +19,7 @@ from slipway_lease_broker.settings import Settings
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
 from tests.support.databases import empty_database
-from tests.support.lease_broker import SERVICE, Broker, terms
+from tests.support.lease_broker import SERVICE, Broker, after, terms
 
 CALLERS: Final = {
     "ann": ["leases:write:*", "read"],
@@ -60,6 +60,17 @@ class Replica:
 
     async def acquire(self, request_id: str = "r", pool: str = "sim-a", *, by: str = "ann", **body: Any) -> Any:
         return await self.call("POST", f"/lease-pools/{pool}/leases", {"request_id": request_id} | body, by=by)
+
+
+def slug(answer: Any) -> str:
+    """Name of the problem that a refusal describes."""
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    return str(answer.json()["type"]).removeprefix("urn:slipway:problem:")
+
+
+def instant(seconds: float) -> str:
+    """Time after the start as the routes write it."""
+    return after(seconds).isoformat().replace("+00:00", "Z")
 
 
 def write_tokens(folder: Path) -> Path:

@@ -2,13 +2,11 @@
 
 import asyncio
 import json
-import os
 import shlex
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -34,25 +32,6 @@ CANCEL = "DELETE /lease-pools/aws-ci/requests/"
 SECONDS = 60.0
 # Renewed after a third, and trusted for nine tenths: the time between bears with a busy machine.
 TTL_SECONDS: Final = 9.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[tuple[LeaseBroker, str]]:
-    with lease_answers.served() as server:
-        yield server
-
-
-@pytest.fixture
-def broker(server: tuple[LeaseBroker, str]) -> LeaseBroker:
-    server[0].reset()
-    return server[0]
-
-
-@pytest.fixture
-def environment(server: tuple[LeaseBroker, str], tmp_path: Path) -> dict[str, str]:
-    packages = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}  # the code under test
-    ours = {"SLIPWAY_LEASE_BROKER_URL": server[1], "SLIPWAY_STATE_DIR": str(tmp_path), "SLIPWAY_TOKEN": "secret"}
-    return packages | ours
 
 
 def slipway(environment: dict[str, str], *arguments: str) -> Result:

@@ -31,23 +31,9 @@ SOON: Final = next(f"r-{number}" for number in range(10_000) if Random(f"r-{numb
 CHARGED = (200, {"items": [lease_answers.lease()[1]]})
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[tuple[LeaseBroker, str]]:
-    with lease_answers.served() as server:
-        yield server
-
-
 @pytest.fixture
-def broker(server: tuple[LeaseBroker, str]) -> LeaseBroker:
-    server[0].reset()
-    return server[0]
-
-
-@pytest.fixture
-def environment(server: tuple[LeaseBroker, str], tmp_path: Path) -> dict[str, str]:
-    packages = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}  # the code under test
-    ours = {"SLIPWAY_LEASE_BROKER_URL": server[1], "SLIPWAY_STATE_DIR": str(tmp_path), "SLIPWAY_TOKEN": "secret"}
-    return packages | ours | {"SLIPWAY_LEASE_FAIL_OPEN": "always"}
+def environment(environment: dict[str, str]) -> dict[str, str]:
+    return environment | {"SLIPWAY_LEASE_FAIL_OPEN": "always"}
 
 
 @pytest.fixture
