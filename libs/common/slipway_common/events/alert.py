@@ -1,6 +1,6 @@
 """Alerts for people, raised and resolved under a deduplication key. Values only."""
 
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypedDict
 
 import msgspec
 
@@ -46,6 +46,21 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 def alert_key(service: str, kind: str, *subject: str) -> str:
     """Deduplication key of an alert of one kind on one subject."""
     return encoded(service, kind, *subject)
+
+
+class AlertIdentity(TypedDict):
+    """Fields of an alert that are the same when it is raised and when it is resolved."""
+
+    dedup_key: str
+    kind: str
+    subject_kind: str
+    subject_id: str
+
+
+def alert_identity(service: str, kind: str, subject_kind: str, subject_id: str, *more: str) -> AlertIdentity:
+    """Identity of an alert of one kind on one subject, or on one part of it that `more` names."""
+    key = alert_key(service, kind, subject_id, *more)
+    return {"dedup_key": key, "kind": kind, "subject_kind": subject_kind, "subject_id": subject_id}
 
 
 class AlertRaised(Alert, frozen=True, kw_only=True):

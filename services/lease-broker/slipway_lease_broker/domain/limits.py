@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 from slipway_lease_broker.domain.adaptive import Adaptive, AdaptiveTerms, adapt, initial_adaptive, rises_at
 from slipway_lease_broker.domain.commands import UNITS_MAX
 from slipway_lease_broker.domain.ledger import LeasePool
@@ -111,10 +111,7 @@ def aged(pool: LeasePool, now: datetime) -> tuple[LeasePool, AlertRaised | Alert
     if old == pool.derived_alerted:
         return pool, None
     alert = Alert(
-        dedup_key=alert_key("lease-broker", "lease-pool-units-stale", pool.id),
-        subject_kind="lease-pool",
-        subject_id=pool.id,
-        kind="lease-pool-units-stale",
+        **alert_identity("lease-broker", "lease-pool-units-stale", "lease-pool", pool.id),
         summary=f"lease pool {pool.id}: the units that its limit derives from were not reported in time",
         effect=f"its limit stays at the value for {quantity(pool.derived_units or 0, 'unit')}, which may be outdated",
         doing="keeps the last limit until units are reported again",

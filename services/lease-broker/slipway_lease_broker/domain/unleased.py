@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 from slipway_lease_broker.domain.endings import HOLD
 from slipway_lease_broker.domain.ledger import (
     Excess,
@@ -220,10 +220,7 @@ def announced(pool: LeasePool, now: datetime) -> tuple[LeasePool, AlertRaised | 
         return pool, None
     until = excess.until.isoformat(timespec="seconds")
     alert = Alert(
-        dedup_key=alert_key("lease-broker", "lease-pool-unleased-excess", pool.id),
-        subject_kind="lease-pool",
-        subject_id=pool.id,
-        kind="lease-pool-unleased-excess",
+        **alert_identity("lease-broker", "lease-pool-unleased-excess", "lease-pool", pool.id),
         summary=f"lease pool {pool.id}: {excess.reporter} reported {quantity(excess.units, 'unleased unit')} more than "
         f"it may count",
         effect=f"tenant {excess.tenant} gets no lease until {until}; other tenants are not affected",

@@ -6,7 +6,7 @@ from typing import Final
 
 from slipway_common.base.text import listed
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, LIVE
 from slipway_common.events.worker import Outcome, WorkerRegistered
 from slipway_common.messaging import outbox
@@ -78,10 +78,7 @@ def kept_alert(account_id: str, waiting: int, kept: Sequence[Kept] = ()) -> Aler
     number = "1 orphan instance" if waiting == 1 else f"{waiting} orphan instances"
     reasons = listed(sorted({each.reason for each in kept}))
     return (AlertRaised if waiting else AlertResolved)(
-        dedup_key=alert_key("provisioner", "orphans-kept", account_id),
-        subject_kind="account",
-        subject_id=account_id,
-        kind="orphans-kept",
+        **alert_identity("provisioner", "orphans-kept", "account", account_id),
         summary=f"{number} in {account_id}: {reasons}" if waiting else "",
         effect="they run and cost money, and their tasks may be started again elsewhere",
         doing="terminates none of them before a person has decided",

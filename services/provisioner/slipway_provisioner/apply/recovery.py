@@ -14,7 +14,7 @@ from slipway_common.base.audited import AuditedKind
 from slipway_common.base.ids import new_id
 from slipway_common.database import audit
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_key
 from slipway_common.events.lifecycle import State
 from slipway_common.messaging import outbox
 from slipway_common.messaging.incarnation import Incarnation
@@ -39,7 +39,12 @@ from slipway_provisioner.store import (
 )
 from slipway_provisioner.store.batches import Batch
 
-KEY: Final = alert_key("provisioner", "database-restored")
+RESTORED: Final[AlertIdentity] = {
+    "dedup_key": alert_key("provisioner", "database-restored"),
+    "kind": "database-restored",
+    "subject_kind": "service",
+    "subject_id": "provisioner",
+}
 Decisions = Mapping[tuple[str, str], Action]
 """Action by account and instance."""
 
@@ -75,10 +80,7 @@ async def stop_until_confirmed(tx: Connection, renewal: Incarnation) -> None:
     await workspace_runs.distrust(tx)
     await workspace_listings.distrust(tx)
     alert = AlertRaised(
-        dedup_key=KEY,
-        subject_kind="service",
-        subject_id="provisioner",
-        kind="database-restored",
+        **RESTORED,
         summary=f"the database was restored or has lost commits: {renewal.reason}",
         effect="nothing is launched or terminated; running machines continue",
         doing="lists what runs in every account, and waits for a person to confirm",
@@ -113,13 +115,7 @@ async def confirm(tx: Connection, chosen: Decisions, *, unlisted: Collection[str
         await audit.record_command(
             tx, AuditedKind.DATABASE, "provisioner", "confirm", by=by, reason=reason, unlisted=sorted(unlisted) or None
         )
-        resolved = AlertResolved(
-            dedup_key=KEY,
-            subject_kind="service",
-            subject_id="provisioner",
-            kind="database-restored",
-            summary=f"confirmed by {by}",
-        )
+        resolved = AlertResolved(**RESTORED, summary=f"confirmed by {by}")
         await outbox.enqueue(tx, [resolved])
     return Confirmed(
         adopted=len(actions[Action.ADOPT]),

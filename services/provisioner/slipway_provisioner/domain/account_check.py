@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from slipway_common.base.text import NAME, NOTE
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 
 ALERT: Final = "account-check"
 FINDINGS_MAX: Final = 1000
@@ -121,10 +121,7 @@ def _alert(kind: type[AlertRaised] | type[AlertResolved], account_id: str, findi
     about = f"{finding.kind} {finding.subject}" if finding.subject else finding.kind
     is_raised = kind is AlertRaised
     return kind(
-        dedup_key=alert_key("provisioner", ALERT, account_id, *finding.key),
-        subject_kind="account",
-        subject_id=account_id,
-        kind=ALERT,
+        **alert_identity("provisioner", ALERT, "account", account_id, *finding.key),
         severity="page" if finding.kind in PAGES else "notice",
         summary=NOTE.cut(f"account {account_id}, {about}: {finding.message if is_raised else 'no longer a problem'}"),
         effect="launches in the account fail, or will soon" if is_raised else "",

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.declaration.deadlines import DRAIN_SECONDS_MIN
-from slipway_common.events.alert import Alert, AlertRaised, alert_key
+from slipway_common.events.alert import Alert, AlertRaised, alert_identity
 
 DRAWN_SHARE_MIN: Final = 0.9
 """Least share of the maximum age at which a worker drains."""
@@ -132,10 +132,7 @@ def alert(kind: type[Alert], pool_id: str, steps: Ageing) -> Alert:
     workers = "1 worker is" if steps.stuck == 1 else f"{steps.stuck} workers are"
     more: dict[str, Any] = {"cause": steps.cause} if raised else {}
     return kind(
-        dedup_key=alert_key("provisioner", "maximum-age", pool_id),
-        subject_kind="pool",
-        subject_id=pool_id,
-        kind="maximum-age",
+        **alert_identity("provisioner", "maximum-age", "pool", pool_id),
         summary=f"{workers} past the maximum age of pool {pool_id}, and nothing could replace them"
         if raised
         else f"no worker of pool {pool_id} is past its maximum age without a replacement",

@@ -8,13 +8,13 @@ import base64
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from slipway_common.base.redaction import GONE, redacted
 from slipway_common.base.text import LINE, NOTE
-from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_identity
 from slipway_common.events.scopes import image_key
 
 KIND: Final = "never-registered"
@@ -115,7 +115,7 @@ def raised(console: ConsoleOutput, lines: Sequence[str], problem: str) -> AlertR
     image = image_key(console.image_revision)
     last = f"; it printed last: {lines[-1]}" if lines else f"; {problem}"
     return AlertRaised(
-        **_alert(console.image_revision),
+        **_identity(console.image_revision),
         summary=NOTE.cut(f"a machine of {image} never registered: {console.reason}{last}"),
         effect="a machine that does not register takes no task, and costs money until it is terminated",
         doing="fetches the console output of one machine of an image, and stores it here and for `slipway why`",
@@ -132,7 +132,7 @@ def raised(console: ConsoleOutput, lines: Sequence[str], problem: str) -> AlertR
 
 def resolved(image_revision: str) -> AlertResolved:
     return AlertResolved(
-        **_alert(image_revision), summary=f"{image_key(image_revision)} has registered since, or is no longer in use"
+        **_identity(image_revision), summary=f"{image_key(image_revision)} has registered since, or is no longer in use"
     )
 
 
@@ -142,6 +142,5 @@ def none_found(attempts: int, error: str) -> str:
     return f"its console output could not be read in {times}: {error}" if error else f"it had none after {times}"
 
 
-def _alert(image_revision: str) -> dict[str, Any]:
-    key = alert_key("provisioner", KIND, image_revision)
-    return {"dedup_key": key, "subject_kind": "image", "subject_id": image_revision, "kind": KIND}
+def _identity(image_revision: str) -> AlertIdentity:
+    return alert_identity("provisioner", KIND, "image", image_revision)

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_identity
 from slipway_provisioner.domain.pool import Observed, Shared
 from slipway_provisioner.domain.roll_out import may_return
 from slipway_provisioner.domain.windows import trip_reason
@@ -72,7 +72,7 @@ def raised(
     If the image has tripped, its own alert is the page and this one a notice, unless the pool was unfrozen before.
     """
     return AlertRaised(
-        **_alert(pool_id),
+        **_identity(pool_id),
         summary=f"pool {pool_id} is frozen: {description(image)}",
         effect=f"{tasks} {'task gets' if tasks == 1 else 'tasks get'} no new worker",
         doing="launches nothing and cancels waiting launches; running workers are not affected",
@@ -86,9 +86,8 @@ def raised(
 
 def resolved(pool_id: str, summary: str) -> AlertResolved:
     """Resolution of the alert on a frozen pool."""
-    return AlertResolved(**_alert(pool_id), summary=summary)
+    return AlertResolved(**_identity(pool_id), summary=summary)
 
 
-def _alert(pool_id: str) -> dict[str, Any]:
-    key = alert_key("provisioner", "image-frozen", pool_id)
-    return {"dedup_key": key, "subject_kind": "pool", "subject_id": pool_id, "kind": "image-frozen"}
+def _identity(pool_id: str) -> AlertIdentity:
+    return alert_identity("provisioner", "image-frozen", "pool", pool_id)

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_key
 from slipway_common.events.weight import BOUNDLESS
 from slipway_provisioner.domain.prices import MachineKind, Prices
 
@@ -234,7 +234,7 @@ def raised(limit: Limit, reached: Reached, *, now: datetime, by: Sequence[tuple[
         f"{limit.subject}"
     )
     return AlertRaised(
-        **_alert(limit),
+        **_identity(limit),
         summary=reached.text,
         effect="nothing more is launched under the limit; running workers are not affected",
         doing="launches again by itself once the limit allows it, or is raised",
@@ -247,9 +247,9 @@ def raised(limit: Limit, reached: Reached, *, now: datetime, by: Sequence[tuple[
 
 def resolved(limit: Limit, summary: str) -> AlertResolved:
     """Resolution of the alert on a limit."""
-    return AlertResolved(**_alert(limit), summary=summary)
+    return AlertResolved(**_identity(limit), summary=summary)
 
 
-def _alert(limit: Limit) -> dict[str, Any]:
+def _identity(limit: Limit) -> AlertIdentity:
     key = alert_key("provisioner", "launch-limit", limit.scope, limit.scope_id)
     return {"dedup_key": key, "subject_kind": limit.scope, "subject_id": limit.scope_id, "kind": "launch-limit"}

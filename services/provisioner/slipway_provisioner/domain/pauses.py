@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_identity
 from slipway_common.events.signal_rules import Rules, over_share, share_holder
 
 BY_SIGNAL: Final = "signal:"
@@ -66,10 +66,7 @@ def _is_held(config: Pausable, holder: str, now: datetime, rules: Rules) -> bool
 def raised(refused: RefusedPause) -> AlertRaised:
     """Alert on a source that asks for more pauses than its share of a pool."""
     return AlertRaised(
-        dedup_key=_key(refused.pool_id, refused.holder),
-        subject_kind="pool",
-        subject_id=refused.pool_id,
-        kind=ALERT,
+        **_identity(refused.pool_id, refused.holder),
         summary=f"pause of launch config {refused.name} was refused: source {refused.reason}",
         effect="the request has changed nothing; earlier pauses of the source last until their end",
         doing="refuses its requests beyond the share; resolves this alert when the refused pauses would have ended",
@@ -83,14 +80,11 @@ def resolved(pool_id: str, holder: str) -> AlertResolved:
     """Resolution of the alert on a source."""
     who = f"of source {holder}" if holder else "of unnamed sources"
     return AlertResolved(
-        dedup_key=_key(pool_id, holder),
-        subject_kind="pool",
-        subject_id=pool_id,
-        kind=ALERT,
+        **_identity(pool_id, holder),
         summary=f"the pauses of pool {pool_id} that were refused, {who}, would have ended",
         severity="notice",
     )
 
 
-def _key(pool_id: str, holder: str) -> str:
-    return alert_key("provisioner", ALERT, pool_id, *([holder] if holder else []))
+def _identity(pool_id: str, holder: str) -> AlertIdentity:
+    return alert_identity("provisioner", ALERT, "pool", pool_id, *([holder] if holder else []))

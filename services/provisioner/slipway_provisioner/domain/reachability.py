@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_identity
 from slipway_common.events.lifecycle import State
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.workers import Change, Worker, launch_failed, lost, stopping
@@ -60,10 +60,7 @@ def waits_for_its_call(worker: Worker) -> bool:
 def raised(account_id: str, *, calls: int, now: datetime) -> AlertRaised:
     """Alert on an account that has become unreachable, with its calls of unknown outcome."""
     return AlertRaised(
-        dedup_key=_alert(account_id),
-        subject_kind="account",
-        subject_id=account_id,
-        kind=ALERT,
+        **_identity(account_id),
         summary=f"account {account_id} does not answer",
         effect=f"{calls} {'call has' if calls == 1 else 'calls have'} an unknown outcome; leaving workers still count",
         doing="launches in other accounts, and lists this one again until it answers",
@@ -74,10 +71,8 @@ def raised(account_id: str, *, calls: int, now: datetime) -> AlertRaised:
 
 def resolved(account_id: str, summary: str) -> AlertResolved:
     """Resolution of the alert on an unreachable account."""
-    return AlertResolved(
-        dedup_key=_alert(account_id), subject_kind="account", subject_id=account_id, kind=ALERT, summary=summary
-    )
+    return AlertResolved(**_identity(account_id), summary=summary)
 
 
-def _alert(account_id: str) -> str:
-    return alert_key("provisioner", ALERT, account_id)
+def _identity(account_id: str) -> AlertIdentity:
+    return alert_identity("provisioner", ALERT, "account", account_id)

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from slipway_common.base.text import NOTE, listed
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 from slipway_provisioner.domain.cloud import Protected
 
 STUCK_REFUSALS_MIN: Final = 5
@@ -56,10 +56,7 @@ def alert(
     named = listed(ids[:NAMED_MAX]) + (f" and {len(ids) - NAMED_MAX} more" if len(ids) > NAMED_MAX else "")
     effect, doing = _consequences(stuck, refusing=refusing)
     return (AlertRaised if ids else AlertResolved)(
-        dedup_key=alert_key("provisioner", "termination-refused", account_id),
-        subject_kind="account",
-        subject_id=account_id,
-        kind="termination-refused",
+        **alert_identity("provisioner", "termination-refused", "account", account_id),
         summary=f"{account_id} refuses to terminate {named}" if ids else "",
         effect=effect,
         doing=doing,

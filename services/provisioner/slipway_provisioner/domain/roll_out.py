@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from slipway_common.events.alert import Alert, AlertRaised, alert_key
+from slipway_common.events.alert import Alert, AlertRaised, alert_identity
 
 Strategy = Literal["natural", "rolling", "now"]
 Replacement = Strategy | Literal["rollback"]
@@ -254,10 +254,7 @@ def overdue(kind: type[Alert], revision: Progress) -> Alert:
     until = revision.drain_until.isoformat(timespec="seconds") if revision.drain_until is not None else ""
     raised = kind is AlertRaised
     return kind(
-        dedup_key=alert_key("provisioner", "drain-overdue", revision.id),
-        subject_kind="config",
-        subject_id=revision.id,
-        kind="drain-overdue",
+        **alert_identity("provisioner", "drain-overdue", "config", revision.id),
         summary=f"{revision.id} drains slowly: {left}" if raised else f"{revision.id} no longer drains",
         effect="they still run the replaced revision" if raised else "",
         doing=f"asks them to stop at {until}" if revision.drain_terminate else "waits until their tasks end",

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 
 SILENT_SHARE_MAX: Final = 0.2
 SILENT_WORKERS_MAX: Final = 10
@@ -34,10 +34,7 @@ def alert(silence: Silence) -> Alert:
     account_id, problem = silence.account_id, silence.implausible
     count = f"{silence.silent} of {silence.registered} registered workers of {account_id}"
     return (AlertRaised if problem else AlertResolved)(
-        dedup_key=alert_key("provisioner", "workers-silent", account_id),
-        subject_kind="account",
-        subject_id=account_id,
-        kind="workers-silent",
+        **alert_identity("provisioner", "workers-silent", "account", account_id),
         summary=f"{count} are silent"
         if problem
         else f"the workers of {account_id} are in contact again, or were stopped",

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 
 
 class Freshness(StrEnum):
@@ -99,10 +99,7 @@ def _alert(source: Source, end_reason: str, protected_seconds: float, *, raised:
     remedy = "synchronise the clock of its monitor with NTP" if is_late else f"restart its monitor, or {remove}"
     stopped = "its monitor stopped, cannot reach Slipway, or reports under another name"
     return (AlertRaised if raised else AlertResolved)(
-        dedup_key=alert_key("provisioner", "demand-source-stale", pool_id, name),
-        subject_kind="pool",
-        subject_id=pool_id,
-        kind="demand-source-stale",
+        **alert_identity("provisioner", "demand-source-stale", "pool", pool_id, name),
         summary=f"source {name} of pool {pool_id} is {state if raised else over}",
         effect=f"its {source.pending} pending and {source.claimed} claimed tasks {effect}; {others}",
         doing="drops the source after each report, until they are valid" if end_reason else doing,

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.base.text import NOTE
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import Alert, AlertIdentity, AlertRaised, AlertResolved, alert_identity
 from slipway_provisioner.domain.reasons import Code
 
 REGISTRATIONS: Final = 1.5
@@ -42,7 +42,7 @@ def raised(shortage: Shortage, now: datetime) -> Alert:
     cause, explained = _cause(shortage)
     minutes = round(shortage.missing_seconds / 60)
     return AlertRaised(
-        **_alert(shortage.pool_id),
+        **_identity(shortage.pool_id),
         summary=f"pool {shortage.pool_id} is starved: no worker has registered for {minutes} min",
         effect=f"{details.get('tasks', 0)} tasks want {wanted} workers, of which {serving} serve or start",
         doing="launches as soon as a launch config may",
@@ -56,7 +56,7 @@ def raised(shortage: Shortage, now: datetime) -> Alert:
 def resolved(pool_id: str) -> Alert:
     """Resolution of the alert on a starved pool."""
     summary = f"a worker of pool {pool_id} has registered, none is missing, or the pool may launch nothing"
-    return AlertResolved(**_alert(pool_id), summary=summary)
+    return AlertResolved(**_identity(pool_id), summary=summary)
 
 
 def _cause(shortage: Shortage) -> tuple[str, bool]:
@@ -77,6 +77,5 @@ def _cause(shortage: Shortage) -> tuple[str, bool]:
     return reason, explained
 
 
-def _alert(pool_id: str) -> dict[str, Any]:
-    key = alert_key("provisioner", "pool-starved", pool_id)
-    return {"dedup_key": key, "subject_kind": "pool", "subject_id": pool_id, "kind": "pool-starved"}
+def _identity(pool_id: str) -> AlertIdentity:
+    return alert_identity("provisioner", "pool-starved", "pool", pool_id)

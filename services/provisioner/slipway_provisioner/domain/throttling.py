@@ -5,11 +5,11 @@ nothing else shows: no launch fails, and no launch config trips.
 """
 
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_identity
 
 ALERT: Final = "account-throttled"
 
@@ -35,7 +35,7 @@ def raised(found: Throttling) -> AlertRaised:
     """Notice on an account that throttles calls, with what the limiter does."""
     calls = f"{found.calls} {'call' if found.calls == 1 else 'calls'}"
     return AlertRaised(
-        **_alert(found.account_id),
+        **_identity(found.account_id),
         summary=f"account {found.account_id} has throttled {calls} within {found.lasted_seconds:.0f} s",
         effect=f"launches in {found.account_id} take longer; none of them fails",
         doing=f"makes each throttled call again under a new lease; lease pool {found.lease_pool_id} grants none before "
@@ -50,9 +50,8 @@ def raised(found: Throttling) -> AlertRaised:
 def resolved(account_id: str, after_seconds: float) -> AlertResolved:
     """Resolution of the notice."""
     summary = f"no call in account {account_id} was throttled for {after_seconds:g} s"
-    return AlertResolved(**_alert(account_id), summary=summary)
+    return AlertResolved(**_identity(account_id), summary=summary)
 
 
-def _alert(account_id: str) -> dict[str, Any]:
-    key = alert_key("provisioner", ALERT, account_id)
-    return {"dedup_key": key, "subject_kind": "account", "subject_id": account_id, "kind": ALERT}
+def _identity(account_id: str) -> AlertIdentity:
+    return alert_identity("provisioner", ALERT, "account", account_id)

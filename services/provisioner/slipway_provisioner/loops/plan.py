@@ -9,7 +9,7 @@ import asyncpg
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.redaction import described
 from slipway_common.database.postgres import Database, is_infrastructure
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
@@ -147,10 +147,7 @@ async def _postpone(database: Database, pool_id: str, error: Exception) -> None:
 
 def _failing(kind: type[Alert], pool_id: str, summary: str) -> Alert:
     return kind(
-        dedup_key=alert_key("provisioner", "plan-failed", pool_id),
-        subject_kind="pool",
-        subject_id=pool_id,
-        kind="plan-failed",
+        **alert_identity("provisioner", "plan-failed", "pool", pool_id),
         summary=summary,
         effect="the pool launches and stops no workers",
         doing=f"tries again every {RETRY_SECONDS:g} s, and whenever the pool changes",

@@ -12,7 +12,7 @@ from typing import Final
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database import outage
 from slipway_common.database.postgres import Database, is_infrastructure
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 from slipway_common.events.lifecycle import IN_FLIGHT
 from slipway_common.events.worker import Outcome
 from slipway_common.messaging import outbox
@@ -237,10 +237,7 @@ async def _report_listing_problem(database: Database, account: Account, findings
     verdict = f"is implausible: {problem}" if problem else "is plausible again"
     missing = len(findings.missing)
     alert: Alert = (AlertRaised if problem else AlertResolved)(
-        dedup_key=alert_key("provisioner", "implausible-listing", account.id),
-        subject_kind="account",
-        subject_id=account.id,
-        kind="implausible-listing",
+        **alert_identity("provisioner", "implausible-listing", "account", account.id),
         summary=f"the listing of {account.id} {verdict}",
         effect=f"{missing} {'worker is' if missing == 1 else 'workers are'} not listed",
         doing="looks up each missing instance by id and marks its worker lost only if the provider confirms it is gone",

@@ -5,7 +5,7 @@ from typing import Final
 
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Database
-from slipway_common.events.alert import START_SECONDS, Alert, AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import START_SECONDS, Alert, AlertRaised, AlertResolved, alert_identity
 from slipway_common.messaging import outbox
 from slipway_provisioner.store import demand
 
@@ -60,10 +60,7 @@ class Watch:
 def _alert(service: str, effects: Mapping[str, tuple[str, str]] = EFFECTS, *, unavailable: bool) -> Alert:
     effect, doing = effects[service]
     return (AlertRaised if unavailable else AlertResolved)(
-        dedup_key=alert_key("provisioner", "service-unavailable", service),
-        subject_kind="service",
-        subject_id=service,
-        kind="service-unavailable",
+        **alert_identity("provisioner", "service-unavailable", "service", service),
         summary=f"{service} is unavailable: no heartbeat" if unavailable else f"{service} is available again",
         effect=effect,
         doing=doing,
