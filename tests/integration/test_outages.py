@@ -80,14 +80,14 @@ async def test_a_jump_of_the_clock_between_a_pass_and_its_deadlines(provisioner:
     await provisioner.jump_clock(3610)
     defaults = provisioner.settings.deadlines()
     assert await in_transaction(provisioner, lambda db: deadlines.unresponsive(db, defaults, ["sim-a"])) == {}
-    assert await in_transaction(provisioner, lambda db: deadlines.silent_accounts(db, defaults)) == []
+    assert await in_transaction(provisioner, lambda db: deadlines.unresponsive_accounts(db, defaults)) == []
     await provisioner.expire()
     assert await provisioner.states() == {"running": 1}
 
 
 async def test_a_clock_that_is_set_back(provisioner: Provisioner) -> None:
-    """Downtime of a future that has not come is forgotten: a silent worker is found out in time, but for the seconds
-    until the pass."""
+    """Downtime of a future that has not come is forgotten: an unresponsive worker is found out in time, but for the
+    seconds until the pass."""
     (worker,) = await provisioner.starting()
     await register(provisioner, worker)
     await provisioner.jump_clock(3600)
@@ -229,8 +229,8 @@ async def test_the_grace_period_of_a_stop_is_uptime(provisioner: Provisioner) ->
     assert provisioner.cloud.terminated == [worker.instance_id]
 
 
-async def silent(provisioner: Provisioner, count: int, registered: int) -> None:
-    """Let `count` of so many registered workers fall silent, each second one more, until the first is overdue."""
+async def lose_contact(provisioner: Provisioner, count: int, registered: int) -> None:
+    """Let `count` of so many registered workers lose contact, each second one more, until the first is overdue."""
     for worker in await provisioner.starting(registered):
         await register(provisioner, worker)
     ids = [worker.id for worker in await provisioner.workers()]
@@ -245,42 +245,42 @@ async def silent(provisioner: Provisioner, count: int, registered: int) -> None:
     await provisioner.expire()
 
 
-async def silence_alerts(provisioner: Provisioner) -> list[type[Alert]]:
-    return [type(alert) for alert in await provisioner.published(Alert) if alert.kind == "workers-silent"]
+async def unresponsiveness_alerts(provisioner: Provisioner) -> list[type[Alert]]:
+    return [type(alert) for alert in await provisioner.published(Alert) if alert.kind == "mass-unresponsiveness"]
 
 
 @pytest.mark.parametrize(("count", "registered", "stopped"), [(11, 40, 0), (10, 11, 2), (11, 60, 2)])
-async def test_workers_that_fall_silent_together(
+async def test_workers_that_lose_contact_together(
     provisioner: Provisioner, count: int, registered: int, stopped: int
 ) -> None:
-    """None is stopped if more than a fifth and more than ten are silent, although only two are overdue so far."""
-    await silent(provisioner, count, registered)
+    """None is stopped if more than a fifth and more than ten have lost contact, although two are overdue so far."""
+    await lose_contact(provisioner, count, registered)
     assert await provisioner.states() == {"running": registered - stopped} | ({"stopping": stopped} if stopped else {})
-    assert await silence_alerts(provisioner) == ([] if stopped else [AlertRaised])
+    assert await unresponsiveness_alerts(provisioner) == ([] if stopped else [AlertRaised])
 
 
-async def test_silence_that_is_confirmed(provisioner: Provisioner, tmp_path: Path) -> None:
+async def test_mass_unresponsiveness_that_is_confirmed(provisioner: Provisioner, tmp_path: Path) -> None:
     """All overdue workers of the account are stopped; the alert is raised once, and ends."""
-    await silent(provisioner, 11, 40)
+    await lose_contact(provisioner, 11, 40)
     await provisioner.set_clock(912)
     await provisioner.expire()
-    assert await silence_alerts(provisioner) == [AlertRaised]
+    assert await unresponsiveness_alerts(provisioner) == [AlertRaised]
     async with administrator(provisioner, tmp_path, ["accounts:write"]) as client:
         answer = await client.post("/accounts/sim-a/confirm-unresponsive", json={"reason": "host lost"})
         assert answer.json() == {"id": "sim-a", "stopped": 11}
     assert await reasons(provisioner) == ["unresponsive, confirmed by admin: host lost"] * 11
     await provisioner.expire()
-    assert await silence_alerts(provisioner) == [AlertResolved]
+    assert await unresponsiveness_alerts(provisioner) == [AlertResolved]
     assert await provisioner.states() == {"running": 29, "stopping": 11}
 
 
-async def test_silent_workers_that_are_in_contact_again(provisioner: Provisioner) -> None:
-    await silent(provisioner, 11, 40)
+async def test_workers_that_are_in_contact_again(provisioner: Provisioner) -> None:
+    await lose_contact(provisioner, 11, 40)
     await provisioner.events()
     await provisioner.database.execute("UPDATE worker SET last_seen_at = $1", after(902))
     await provisioner.set_clock(903)
     await provisioner.expire()
-    assert await silence_alerts(provisioner) == [AlertResolved]
+    assert await unresponsiveness_alerts(provisioner) == [AlertResolved]
     assert await provisioner.states() == {"running": 40}
 
 

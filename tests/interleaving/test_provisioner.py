@@ -1088,7 +1088,7 @@ async def test_two_replicas_raise_one_alert_for_silent_workers(provisioner: Prov
     await provisioner.declare()
 
     async def report_silence(db: Connection) -> bool:
-        return await accounts.record_silence(db, "sim-a", silent=True)
+        return await accounts.record_mass_unresponsive(db, "sim-a", mass_unresponsive=True)
 
     async with provisioner.database.acquire() as db:
         async with db.transaction():

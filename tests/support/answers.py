@@ -330,7 +330,7 @@ ACCOUNT: dict[str, Any] = {
     "throttled": False,
     "throttled_since": None,
     "throttled_calls": 0,
-    "silent": False,
+    "mass_unresponsive": False,
     "listing_problem": "",
     "passed_at": AT,
     "checked_at": AT,

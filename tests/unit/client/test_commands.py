@@ -214,8 +214,8 @@ def test_an_account_that_was_never_checked(url: str, monkeypatch: pytest.MonkeyP
     ("fields", "state"),
     [
         ({"retired": True, "unreachable": True}, "retired"),
-        ({"unreachable": True, "silent": True}, "unreachable"),
-        ({"silent": True}, "silent workers"),
+        ({"unreachable": True, "mass_unresponsive": True}, "unreachable"),
+        ({"mass_unresponsive": True}, "unresponsive workers"),
         ({"removed": True}, "removed"),
     ],
 )

@@ -318,10 +318,10 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "`slipway account check sim-a` says why; if it will never answer again: slipway account retire sim-a",
     ),
     (
-        "silent workers",
-        {"accounts": [ACCOUNT | {"silent": True}]},
+        "unresponsive workers",
+        {"accounts": [ACCOUNT | {"mass_unresponsive": True}]},
         FAIL,
-        "accounts so many workers of sim-a are silent that none is stopped",
+        "accounts so many workers of sim-a are unresponsive that none is stopped",
         "once they are known to be dead: slipway account confirm-unresponsive sim-a",
     ),
     (

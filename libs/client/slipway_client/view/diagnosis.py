@@ -317,8 +317,8 @@ def _tripped(seen: Gathered) -> Iterable[Finding]:
 
 
 def _accounts(seen: Gathered) -> Iterable[Finding]:
-    """An account is in trouble when it does not answer, when its workers are silent together, or when every config that
-    may launch there is tripped. One that throttles calls only delays launches."""
+    """An account is in trouble when it does not answer, when many of its workers are unresponsive, or when every config
+    that may launch there is tripped. One that throttles calls only delays launches."""
     for row in seen.accounts or ():
         yield from _out_of_reach(row, seen.now)
         if row.get("throttled"):
@@ -355,9 +355,9 @@ def _out_of_reach(account: Mapping[str, Any], now: datetime) -> Iterable[Finding
         detail = f"{id_} had {count(account['problems'], 'problem')} when it was checked at {checked}"
         detail += f": {problem}" if problem else ""
         yield Finding(WARN, "accounts", detail, f"slipway account check {id_}")
-    if account["silent"]:
+    if account["mass_unresponsive"]:
         remedy = f"once they are known to be dead: slipway account confirm-unresponsive {id_} --reason …"
-        yield Finding(FAIL, "accounts", f"so many workers of {id_} are silent that none is stopped", remedy)
+        yield Finding(FAIL, "accounts", f"so many workers of {id_} are unresponsive that none is stopped", remedy)
 
 
 def _drains(seen: Gathered) -> Iterable[Finding]:

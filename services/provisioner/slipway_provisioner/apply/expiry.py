@@ -13,7 +13,7 @@ from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.messaging import outbox
 from slipway_provisioner.apply.consoles import request as request_consoles
 from slipway_provisioner.domain.deadlines import DefaultDeadlines
-from slipway_provisioner.domain.silence import alert
+from slipway_provisioner.domain.unresponsiveness import alert
 from slipway_provisioner.domain.workers import Worker, hastened, stopping, stopping_idle
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.store import accounts, deadlines, pools, workers
@@ -54,28 +54,28 @@ async def stop_idle(db: Connection, defaults: DefaultDeadlines, providers: Mappi
 
 
 async def stop_unresponsive(db: Connection, defaults: DefaultDeadlines) -> bool:
-    """Stop unresponsive workers, except in accounts where too many are silent; False if there are none."""
-    silent_accounts = await deadlines.silent_accounts(db, defaults)
-    if not silent_accounts:
+    """Stop unresponsive workers, except in accounts with mass unresponsiveness; False if there are none."""
+    account_ids = await deadlines.unresponsive_accounts(db, defaults)
+    if not account_ids:
         return False
     async with db.transaction():
-        silences = await deadlines.silences(db, defaults, silent_accounts)
-        for silence in silences:
-            if silence.implausible != silence.kept and await accounts.record_silence(
-                db, silence.account_id, silent=silence.implausible
+        by_account = await deadlines.unresponsiveness(db, defaults, account_ids)
+        for each in by_account:
+            if each.is_mass != each.kept and await accounts.record_mass_unresponsive(
+                db, each.account_id, mass_unresponsive=each.is_mass
             ):
-                await outbox.enqueue(db, [alert(silence)])
-        plausible = [silence.account_id for silence in silences if not silence.implausible]
-        silent = await deadlines.unresponsive(db, defaults, plausible)
-        return await _stop_silent(db, silent, UNRESPONSIVE) > 0
+                await outbox.enqueue(db, [alert(each)])
+        plausible = [each.account_id for each in by_account if not each.is_mass]
+        last_contact = await deadlines.unresponsive(db, defaults, plausible)
+        return await _stop_unresponsive(db, last_contact, UNRESPONSIVE) > 0
 
 
 async def stop_confirmed(tx: Connection, account_id: str, defaults: DefaultDeadlines, reason: str) -> int:
     """Stop unresponsive workers of an account that a person has confirmed to be dead; returns their number."""
-    return await _stop_silent(tx, await deadlines.unresponsive(tx, defaults, [account_id]), reason)
+    return await _stop_unresponsive(tx, await deadlines.unresponsive(tx, defaults, [account_id]), reason)
 
 
-async def _stop_silent(tx: Connection, last_contact: Mapping[str, datetime], reason: str) -> int:
+async def _stop_unresponsive(tx: Connection, last_contact: Mapping[str, datetime], reason: str) -> int:
     """Stop those that have had no contact since; returns their number."""
     locked = await workers.lock(tx, sorted(last_contact))
     unresponsive = [w for w in locked if w.last_seen_at == last_contact[w.id]]

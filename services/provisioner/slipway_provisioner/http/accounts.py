@@ -1,4 +1,4 @@
-"""Routes for people: accounts, those that do not answer, and workers that are silent together."""
+"""Routes for people: accounts, those that do not answer, and mass unresponsiveness."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, Final, TypeVar
@@ -130,8 +130,8 @@ async def reinstate_account(
 async def confirm_unresponsive(
     account_id: Name, body: ReasonBody, request: Request, by: Caller, db: DatabaseDep
 ) -> dict[str, Any]:
-    """Stop all unresponsive workers of an account, however many are silent. They are replaced, and their instances are
-    terminated after the grace period."""
+    """Stop all unresponsive workers of an account, however many are without contact. They are replaced, and their
+    instances are terminated after the grace period."""
     defaults = request.app.state.settings.deadlines()
     reason = f"unresponsive, confirmed by {by}: {body.reason}"
     stopped = 0

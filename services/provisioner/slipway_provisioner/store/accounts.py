@@ -29,10 +29,10 @@ SET_LISTING_PROBLEM: Final = Statement(
     .values(listing_problem=sa.bindparam("problem"))
     .returning(sa.true())
 )
-SET_SILENT: Final = Statement(
+SET_MASS_UNRESPONSIVE: Final = Statement(
     sa.update(account)
-    .where(account.c.id == sa.bindparam("account_id"), account.c.silent != sa.bindparam("silent"))
-    .values(silent=sa.bindparam("silent"))
+    .where(account.c.id == sa.bindparam("account_id"), account.c.mass_unresponsive != sa.bindparam("mass_unresponsive"))
+    .values(mass_unresponsive=sa.bindparam("mass_unresponsive"))
     .returning(sa.true())
 )
 # Each is one statement that changes the newest value, since a replica may record others at the same time.
@@ -78,10 +78,10 @@ async def record_listing_problem(tx: Connection, account_id: str, problem: str) 
     return await tx.fetchval(SET_LISTING_PROBLEM.text, *arguments) is not None
 
 
-async def record_silence(tx: Connection, account_id: str, *, silent: bool) -> bool:
+async def record_mass_unresponsive(tx: Connection, account_id: str, *, mass_unresponsive: bool) -> bool:
     """Store whether the account's unresponsive workers are kept; True if that has changed."""
-    arguments = SET_SILENT.arguments(account_id=account_id, silent=silent)
-    return await tx.fetchval(SET_SILENT.text, *arguments) is not None
+    arguments = SET_MASS_UNRESPONSIVE.arguments(account_id=account_id, mass_unresponsive=mass_unresponsive)
+    return await tx.fetchval(SET_MASS_UNRESPONSIVE.text, *arguments) is not None
 
 
 async def protect(tx: Connection, account_id: str, instances: Mapping[str, Protected]) -> dict[str, Protected] | None:

@@ -12,7 +12,7 @@ from slipway_common.database.sql import Statement
 from slipway_common.events.lifecycle import ENDED, IN_FLIGHT, REGISTERED
 from slipway_provisioner.domain.deadlines import DefaultDeadlines
 from slipway_provisioner.domain.identity import Age
-from slipway_provisioner.domain.silence import SILENT_PART, Silence
+from slipway_provisioner.domain.unresponsiveness import TIMEOUT_PART, Unresponsiveness
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.tables import FINISHING, in_states
 
@@ -137,17 +137,17 @@ _SENDING_HEARTBEATS: Final = f"""(
 _OF_ACCOUNTS: Final = _SENDING_HEARTBEATS.format(given="account_id = ANY($2)")
 _UNRESPONSIVE: Final = """w.last_seen_at < slipway_clock() - w.unresponsive_seconds * interval '1 s'
     AND uptime_since(w.last_seen_at) > w.unresponsive_seconds"""
-SILENT_ACCOUNTS: Final = f"""
+UNRESPONSIVE_ACCOUNTS: Final = f"""
 WITH overdue AS (SELECT slipway_clock() - {shortest("unresponsive_seconds")} * interval '1 s' AS since)
-SELECT id FROM account WHERE silent UNION
+SELECT id FROM account WHERE mass_unresponsive UNION
 SELECT w.account_id FROM {_SENDING_HEARTBEATS.format(given="contact_period < (SELECT since FROM overdue)")}
 WHERE {_UNRESPONSIVE}"""
 UNRESPONSIVE: Final = f"""
 SELECT w.id::text, w.last_seen_at FROM {_OF_ACCOUNTS} WHERE {_UNRESPONSIVE} ORDER BY w.id LIMIT 200"""
-SILENT: Final = f"""
-SELECT a.id AS account_id, a.silent AS kept, count(w.id)::int AS registered,
+WITHOUT_CONTACT: Final = f"""
+SELECT a.id AS account_id, a.mass_unresponsive AS kept, count(w.id)::int AS registered,
     (count(w.id) FILTER (WHERE w.last_seen_at < slipway_clock() - w.unresponsive_seconds * $3::float8 * interval '1 s'
-        AND uptime_since(w.last_seen_at) > w.unresponsive_seconds * $3))::int AS silent
+        AND uptime_since(w.last_seen_at) > w.unresponsive_seconds * $3))::int AS without_contact
 FROM account a LEFT JOIN {_OF_ACCOUNTS} ON w.account_id = a.id
 WHERE a.id = ANY($2) GROUP BY a.id ORDER BY a.id"""
 
@@ -202,14 +202,17 @@ async def idle_despite_demand(db: Connection, defaults: DefaultDeadlines) -> Map
     return {row["id"]: IdleTime(row["idle_since"], row["throughout"]) for row in rows}
 
 
-async def silent_accounts(db: Connection, defaults: DefaultDeadlines) -> list[str]:
+async def unresponsive_accounts(db: Connection, defaults: DefaultDeadlines) -> list[str]:
     """Accounts that have an unresponsive worker, or whose unresponsive ones are kept."""
-    return [row["id"] for row in await db.fetch(SILENT_ACCOUNTS, defaults)]
+    return [row["id"] for row in await db.fetch(UNRESPONSIVE_ACCOUNTS, defaults)]
 
 
-async def silences(db: Connection, defaults: DefaultDeadlines, account_ids: Sequence[str]) -> list[Silence]:
-    """Silent workers of each of these accounts."""
-    return [Silence(**row) for row in await db.fetch(SILENT, defaults, account_ids, SILENT_PART)]
+async def unresponsiveness(
+    db: Connection, defaults: DefaultDeadlines, account_ids: Sequence[str]
+) -> list[Unresponsiveness]:
+    """Workers without contact of each of these accounts."""
+    rows = await db.fetch(WITHOUT_CONTACT, defaults, account_ids, TIMEOUT_PART)
+    return [Unresponsiveness(**row) for row in rows]
 
 
 async def unresponsive(

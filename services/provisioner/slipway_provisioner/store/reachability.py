@@ -75,8 +75,8 @@ MACHINES: Final = Statement(
 )
 ACCOUNTS: Final = f"""
 SELECT a.id, a.owner, a.provider, a.region, a.identity, a.lease_pool_id, a.removed, a.unreachable, a.retired,
-    a.unanswered_since, a.throttled, a.throttled_since, a.throttled_calls, a.silent, a.listing_problem, a.passed_at,
-    a.checked_at, f.problems, f.warnings, f.problem,
+    a.unanswered_since, a.throttled, a.throttled_since, a.throttled_calls, a.mass_unresponsive, a.listing_problem,
+    a.passed_at, a.checked_at, f.problems, f.warnings, f.problem,
     w.serving, w.leaving, b.unknown_calls, m.may_still_run
 FROM account a
 CROSS JOIN LATERAL (

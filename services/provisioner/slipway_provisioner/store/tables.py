@@ -102,7 +102,7 @@ account = Table(
     empty_text("listing_problem"),
     required("protected", JSONB, server_default=EMPTY_OBJECT),  # instances that it refuses to terminate, with reasons
     required("refuses_terminations", Boolean, server_default=FALSE),  # of so many that nothing is launched there
-    required("silent", Boolean, server_default=FALSE),  # its unresponsive workers are kept until a person confirms
+    required("mass_unresponsive", Boolean, server_default=FALSE),  # kept until a person confirms
     Column("unanswered_since", TIME),
     required("unreachable", Boolean, server_default=FALSE),
     required("retired", Boolean, server_default=FALSE),

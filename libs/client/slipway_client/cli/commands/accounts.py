@@ -22,8 +22,8 @@ def _state(row: Mapping[str, Any]) -> str:
         return "retired"
     if row["unreachable"]:
         return "unreachable"
-    if row["silent"]:
-        return "silent workers"
+    if row["mass_unresponsive"]:
+        return "unresponsive workers"
     if row.get("throttled"):
         return "throttled"
     return "removed" if row["removed"] else "reachable"
@@ -180,8 +180,8 @@ def reinstate_account(context: typer.Context, account: AccountId, reason: Reason
 def confirm_unresponsive(context: typer.Context, account: AccountId, reason: Reason) -> None:
     """Stop the unresponsive workers of an account
 
-    Slipway stops none by itself while over a fifth of an account's workers, and over 10, are silent: they may only
-    be cut off, and still run their tasks. Confirm once they are known to be dead.
+    Slipway stops none by itself while over a fifth of an account's workers, and over 10, have lost contact: they may
+    only be cut off, and still run their tasks. Confirm once they are known to be dead.
 
     \b
     Example:

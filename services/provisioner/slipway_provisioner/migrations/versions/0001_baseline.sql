@@ -162,7 +162,7 @@ CREATE TABLE account (
     listing_problem TEXT DEFAULT '' NOT NULL,
     protected JSONB DEFAULT '{}' NOT NULL,
     refuses_terminations BOOLEAN DEFAULT false NOT NULL,
-    silent BOOLEAN DEFAULT false NOT NULL,
+    mass_unresponsive BOOLEAN DEFAULT false NOT NULL,
     unanswered_since TIMESTAMP WITH TIME ZONE,
     unreachable BOOLEAN DEFAULT false NOT NULL,
     retired BOOLEAN DEFAULT false NOT NULL,
