@@ -161,7 +161,7 @@ class Broker:
         return [entry["kind"] for entry in (await self.get(f"/leases/{lease_id}/history"))["items"]]
 
     async def charged(self, pool: str) -> int:
-        """Number of unleased launches that were charged."""
+        """Number of unleased starts that were charged."""
         entries = (await self.get(f"/lease-pools/{pool}/history"))["items"]
         return sum(entry["kind"] == "unleased" for entry in entries)
 
@@ -469,7 +469,7 @@ async def test_the_next_attempt_takes_the_place_of_the_one_before(broker: Broker
 
 async def test_each_mode_while_the_broker_is_down(broker: Broker) -> None:
     """Pessimistic starts nothing, optimistic starts at once, safe at the last known pace or not at all. Requests that
-    still wait when the broker is back are admitted by it. Every unleased launch is reported and charged once, also if
+    still wait when the broker is back are admitted by it. Every unleased start is reported and charged once, also if
     it has ended before. A command whose lease is not renewed within its TTL goes on, or gets the signal that it needs.
     """
     script = f"trap 'echo signalled; exit 4' TERM; {UP}{FOREVER}"

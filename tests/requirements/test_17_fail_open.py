@@ -15,7 +15,7 @@ JOBS = 4
 
 async def test_fail_open(live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Total wait budget; modes pessimistic, optimistic and safe; safe is a local limiter at the last known safe rate
-    with jitter, so that an outage causes no herd; unleased launches are reported later and counted."""
+    with jitter, so that an outage causes no herd; unleased starts are reported later and counted."""
     monkeypatch.setenv("SLIPWAY_STATE_DIR", str(tmp_path))
     pool = await live.pool("outage", LIMIT, hold_seconds=HOLD_SECONDS, ttl_seconds=HOLD_SECONDS, reserve_seconds=1.0)
     proxy, url = live.proxies[0], f"http://127.0.0.1:{live.proxy_ports[0]}"

@@ -34,7 +34,7 @@ FENCED = ("slipway_lease_refused_commands_total", "stale token")
 
 async def test_observability(live: Live) -> None:
     """Granted, limit and waiting by tenant, slot-idle seconds while requests wait, wait histogram, grant gap, starts
-    per minute, throttles, limit changes with cause, unleased launches, fenced writes, drift, oldest waiting request;
+    per minute, throttles, limit changes with cause, unleased starts, fenced writes, drift, oldest waiting request;
     audit trail per lease."""
     pool = await live.pool("observed", 1)
     client, operator = live.client(), live.client("operator", owner=OPERATOR)

@@ -654,7 +654,7 @@ def test_a_lost_lease_sends_the_chosen_signal(broker: LeaseBroker, environment: 
 
 
 def test_a_command_outlives_its_lost_lease(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    """The rest of its hold counts as an unleased launch, under an id of the lease, until the command ends."""
+    """The rest of its hold counts as an unleased start, under an id of the lease, until the command ends."""
     broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds=0.6)]
     broker.answers[RENEW] = [problem(410, "lease-ended", reason="lost")]
     broker.answers[UNLEASED] = [(200, {"items": [lease_answers.lease(lease_id="l-0", fencing_token=8)[1]]})]

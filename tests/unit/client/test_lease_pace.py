@@ -1,4 +1,4 @@
-"""Pace of unleased launches on a host."""
+"""Pace of unleased starts on a host."""
 
 from itertools import pairwise
 from math import inf

@@ -1,4 +1,4 @@
-"""An unleased launch whose broker comes back just as it ends."""
+"""An unleased start whose broker comes back just as it ends."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""State files of a host: pace, unleased launches, the lease of the previous attempt."""
+"""State files of a host: pace, unleased starts, the lease of the previous attempt."""
 
 import os
 from pathlib import Path

@@ -40,7 +40,7 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class Charged(msgspec.Struct, frozen=True):
-    """Leases as which unleased launches were charged."""
+    """Leases as which unleased starts were charged."""
 
     items: list[Lease] = []
 
@@ -112,7 +112,7 @@ class Broker:
             raise
 
     async def report_unleased(self, lease_pool_id: str, start: Start) -> Lease | None:
-        """Report an unleased launch; returns the lease it was charged as, None if its hold is over."""
+        """Report an unleased start; returns the lease it was charged as, None if its hold is over."""
         body = {"starts": [msgspec.to_builtins(start)]}
         _, answer = await self._call("POST", path("lease-pools", lease_pool_id, "unleased"), body)
         charged = _read(answer, Charged).items

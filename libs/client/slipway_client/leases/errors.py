@@ -14,7 +14,7 @@ REFUSED: Final = 77  # EX_NOPERM
 WRONG: Final = 78  # EX_CONFIG
 NOT_STARTED: Final = 125  # of `run`, as of `timeout` and `docker run`: no other code of its own can be the command's
 
-# Refusals of an unleased launch that are final for every caller.
+# Refusals of an unleased start that are final for every caller.
 UNCHARGEABLE_SLUGS: Final = frozenset({"invalid-request", "unknown-lease-pool"})
 LOST_SLUGS: Final = frozenset({"stale-token", "lease-ended"})
 

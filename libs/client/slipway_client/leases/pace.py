@@ -1,4 +1,4 @@
-"""Pace of unleased launches while the broker is unavailable: the pool's last known rate. Pure: time and chance are
+"""Pace of unleased starts while the broker is unavailable: the pool's last known rate. Pure: time and chance are
 arguments.
 
 A lease pool of limit L and hold H sustains L starts per H seconds, whatever its pacing allows for a while. A start is

@@ -330,7 +330,7 @@ class Session:
 
     async def release(self, result: str, *, throttled: bool = False) -> None:
         """Release the lease, unless it was lost; idempotent. After the end of its hold this only reports the result.
-        Pending reports are tried a last time, an own unleased launch first since it may still become a lease."""
+        Pending reports are tried a last time, an own unleased start first since it may still become a lease."""
         await self._starts.report_last()
         self._starts.end(result)
         held, self._holding = self._holding, None
@@ -365,7 +365,7 @@ class Session:
     # Background
 
     def _on_first_answer(self) -> None:
-        """On the first answer: record the pool's pace for an outage, and report unleased launches."""
+        """On the first answer: record the pool's pace for an outage, and report unleased starts."""
         if not self._answered:
             self._answered = True
             self._start_background(self._record_pace())

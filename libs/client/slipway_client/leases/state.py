@@ -1,4 +1,4 @@
-"""State files on this host that outlive a process: the last safe pace, unleased launches to be reported and those that
+"""State files on this host that outlive a process: the last safe pace, unleased starts to be reported and those that
 are charged to no pool, and the lease of the previous attempt. A directory that cannot be written loses these, but
 prevents no start.
 
@@ -33,7 +33,7 @@ Kept = TypeVar("Kept", bound=msgspec.Struct)
 
 
 class Spooled(msgspec.Struct, frozen=True, kw_only=True):
-    """An unleased launch that was not reported yet. `result`: its result; empty while it may still run."""
+    """An unleased start that was not reported yet. `result`: its result; empty while it may still run."""
 
     lease_pool_id: str
     start: Start
@@ -88,12 +88,12 @@ class State:
     # Starts without a lease
 
     def spool(self, entry: Spooled) -> None:
-        """Keep an unleased launch until it was reported, by this process or a later one."""
+        """Keep an unleased start until it was reported, by this process or a later one."""
         if not self._write(self._unleased / _name(entry.key), entry):
             self._unwritten[entry.key] = entry
 
     def spooled(self) -> list[Spooled]:
-        """Unleased launches to report, the oldest first."""
+        """Unleased starts to report, the oldest first."""
         entries = list(self._unwritten.values())
         with contextlib.suppress(OSError):
             entries += filter(None, (_read(path, Spooled) for path in self._unleased.iterdir()))

@@ -116,7 +116,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """An unleased launch; `started_at` is RFC 3339. `cause`: `unavailable` (the broker), `max_wait` (its request still
+    """An unleased start; `started_at` is RFC 3339. `cause`: `unavailable` (the broker), `max_wait` (its request still
     waits) or `lost` (its lease expired)."""
 
     request_id: str

@@ -75,7 +75,7 @@ class UnleasedStarts:
             try:
                 await self._charge(entry)
             except Refused as refused:
-                self._log(f"unleased launch in {entry.lease_pool_id} was not accepted: {refused}")
+                self._log(f"unleased start in {entry.lease_pool_id} was not accepted: {refused}")
                 if refused.slug not in errors.UNCHARGEABLE_SLUGS:
                     self._unaccepted.add(entry.key)
                     continue  # kept for a process with another token, or until the host's clock is corrected

@@ -435,7 +435,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind="counter",
         services=BROKER,
         labels=("lease_pool",),
-        help="Unleased starts, made while the lease-broker was unavailable and reported later",
+        help="Starts without a lease that were reported and charged",
     ),
     Metric(
         name="slipway_unleased_launches_total",

@@ -114,7 +114,7 @@ class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnleasedBy(StrEnum):
-    """Cause of an unleased launch."""
+    """Cause of an unleased start."""
 
     UNAVAILABLE = "unavailable"  # the broker
     MAX_WAIT = "max_wait"  # its request still waited when its caller's maximum wait was over
@@ -303,7 +303,7 @@ class Ledger:
         self.groups = {(group.lease_pool_id, group.name): group for group in groups}
         self.known = frozenset(self.requests)
         self.changed_leases: set[Key] = set()
-        self.new_leases: set[Key] = set()  # of unleased launches
+        self.new_leases: set[Key] = set()  # of unleased starts
         self.changed_requests: dict[Key, None] = {}  # in order of arrival
         self.changed_tenants: set[Key] = set()
         self.changed_groups: set[Key] = set()
@@ -346,7 +346,7 @@ class Ledger:
         return [self.pools[name] for name in sorted({*self.dirty, *self.deadlines})]
 
     def leases_to_add(self) -> list[Lease]:
-        """Leases of unleased launches."""
+        """Leases of unleased starts."""
         return [self.leases[key] for key in sorted(self.new_leases)]
 
     def leases_to_save(self) -> list[Lease]:

@@ -9,7 +9,7 @@ from slipway_lease_broker.domain.report import PastLease
 from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import COUNTED, WAITING, condition
 
-# A lost lease ends when it stops counting. Leases of unleased launches may have no request. Units whose partial release
+# A lost lease ends when it stops counting. Leases of unleased starts may have no request. Units whose partial release
 # is no longer in the history count until the end of the lease.
 PAST_LEASES: Final = f"""
 SELECT coalesce(r.requested_at, l.granted_at) AS requested_at, l.operation, l.granted_units AS units, l.granted_at,
