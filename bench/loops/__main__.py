@@ -109,7 +109,7 @@ async def measure(supervisor: Supervisor, options: Options) -> int:
         await supervisor.stop()
     load = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
     print(f"\nmedians of {options.rounds} rounds, in plain commits, on {surroundings() | {'load': load}}")
-    return report(_judged(cells, works))
+    return report(_judged(cells))
 
 
 async def _round(cells: Sequence[Cell], works: Sequence[Work], units: int, rng: Random) -> None:
@@ -126,7 +126,7 @@ async def _round(cells: Sequence[Cell], works: Sequence[Work], units: int, rng: 
             await cell.busy(work, units)
 
 
-def _judged(cells: Sequence[Cell], works: Sequence[Work]) -> dict[str, bool]:
+def _judged(cells: Sequence[Cell]) -> dict[str, bool]:
     """Print the table; the claims with their figures."""
     small, large = cells
     print(f"{'loop':<20}{'due':<28}{small.workers:>10,}{large.workers:>10,}{'ratio':>8}")

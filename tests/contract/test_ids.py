@@ -64,7 +64,6 @@ from tests.support.provisioner import Provisioner, administrator, declared, prov
 from tests.support.weight_calculator import calculator_on
 
 ID: Final = "gecko-t/t-linux-large"  # as Taskcluster names its pools
-ABOUT: Final = encoded(ID)
 LONGEST: Final = "/".join("a" * 64)  # has the most characters to encode
 
 # Names as they are declared, and texts from outside that may contain anything.

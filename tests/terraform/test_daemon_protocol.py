@@ -32,7 +32,6 @@ AWS: Final = Executable(
     client_environment=("AWS_REGION",),
 )
 SECRET: Final = "hunter2-is-the-secret"
-DEEP: Final = b'{"jsonrpc":"2.0","id":1,"method":"v1.ls","params":' + b"[" * 100_000 + b"\n"
 WANTED: Final = {"source": AWS.source, "version": AWS.version, "configuration": {"secret_key": SECRET}}
 ACQUIRE: Final = {"providers": [WANTED], "owner": "one", "wait_seconds": 1}
 

@@ -19,7 +19,6 @@ REGION: Final = "us-east-1"
 ZONE: Final = "use1-az4"
 KEY: Final = "AKIAEXAMPLE"
 SECRET: Final = "a-secret-access-key"
-REGISTER_URL: Final = "http://slipway:7301"
 
 
 class Cloud(msgspec.Struct, frozen=True):

@@ -10,7 +10,6 @@ import msgspec
 from slipway_local.ec2.cloud import Instance
 from slipway_local.ec2.identity import Signer
 
-TOKEN_PATH: Final = "latest/api/token"  # noqa: S105 (a path)
 TTL_HEADER: Final = "x-aws-ec2-metadata-token-ttl-seconds"
 TOKEN_HEADER: Final = "x-aws-ec2-metadata-token"  # noqa: S105 (a header's name)
 LONGEST_SECONDS: Final = 21600

@@ -127,7 +127,7 @@ class DeclaredReader:
                 self._refuse(error.problems)
                 return
             id_ = entry.id
-            self._add(section, place, owner, entry)
+            self._add(section, owner, entry)
         found = self._identities.claim(section, id_ or "", Place(owner, (section, place, "id")))
         self._refuse(DocumentProblem(path_text(path), reason) for path, reason in found)
 
@@ -156,7 +156,7 @@ class DeclaredReader:
         self.declared.unchanged[section, id_] = owner
         return True
 
-    def _add(self, section: str, place: int, owner: str, entry: Account | LeasePool | WorkerPool) -> None:
+    def _add(self, section: str, owner: str, entry: Account | LeasePool | WorkerPool) -> None:
         if isinstance(entry, LeasePool):
             self._lease_pools.append(
                 Grants(id=entry.id, reserve_seconds=entry.reserve_seconds, hold_seconds=entry.hold_seconds)

@@ -5,7 +5,6 @@ stop guard.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -149,7 +148,7 @@ async def _adopt(tx: Connection, found: Sequence[Orphan], by: str) -> None:
         if revision.pool_id not in decided:
             decided[revision.pool_id] = await decisions.adopted(tx, revision.pool_id, by=by)
         await _restore_batch(tx, batch_id, revision, len(each))
-        made += [_worker(orphan, revisions[orphan.launch_config_id], decided[revision.pool_id], now) for orphan in each]
+        made += [_worker(orphan, revisions[orphan.launch_config_id], decided[revision.pool_id]) for orphan in each]
     for orphan in found:
         await orphans.adopted(tx, orphan)
     await workers.insert(tx, [adopted(worker, now) for worker in sorted(made, key=lambda worker: worker.id)])
@@ -178,7 +177,7 @@ async def _restore_batch(tx: Connection, batch_id: str, revision: LiveRevision, 
     await batches.known(tx, batch_id, "adopted", charged=units)
 
 
-def _worker(orphan: Orphan, revision: LiveRevision, decision_id: str, now: datetime) -> Worker:
+def _worker(orphan: Orphan, revision: LiveRevision, decision_id: str) -> Worker:
     return Worker(
         id=new_id(),
         pool_id=revision.pool_id,

@@ -385,7 +385,7 @@ def _distribute(observed: Observed, needed: int) -> tuple[list[Launch], dict[str
     for configs in turns:
         rounds.launch(configs, needed - len(rounds), needed)
     if rounds.unavailable and observed.attempt_in_seconds <= 0 and needed > len(rounds) and not rounds.had_candidates:
-        rounds.attempt(needed)
+        rounds.attempt()
     return rounds.launches, rounds.notes
 
 
@@ -444,7 +444,7 @@ class _Rounds:
             if not note["launched"]:
                 note["reason"] = _left_out(self.observed, candidate.config_id, units, needed)
 
-    def attempt(self, needed: int) -> None:
+    def attempt(self) -> None:
         """Launch one unit beyond the windows. Failures are not folded while the calculator is unavailable; without this
         attempt a pool could wait forever."""
         configs = [config for config in self.configs if windows.may_attempt(config, self.shared)]

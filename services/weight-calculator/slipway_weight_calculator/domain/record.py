@@ -58,7 +58,7 @@ def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] 
     ready = may_probe and probes.is_ready(known, config, active)
     running = may_probe and not ready and row.ready and row.spent
     probe = f"probe {row.permit} may launch" if ready else f"probe {row.permit} is running" if running else ""
-    shares = shared(known, config, policy, now)
+    shares = shared(known, config, now)
     notes = _notes(stages, shares, live)
     by = Key("signal", "") if down is not None else Key("", "") if key == config.key else key
     return WeightChanged(
@@ -85,7 +85,7 @@ def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] 
     )
 
 
-def shared(known: Draft, config: Config, policy: Policy, now: float) -> list[SharedWindow]:
+def shared(known: Draft, config: Config, now: float) -> list[SharedWindow]:
     """Windows and health of the keys that the config shares with others, without those that have no row."""
     found = []
     for role, names in SHARED_STAGES:

@@ -55,7 +55,7 @@ class Publishing:
         if behind and now - self._published_at < BEHIND_SECONDS:
             return events, published
         self._published_at = now
-        for config_id in self._next(draft, now):
+        for config_id in self._next(now):
             trace, known = self._changed.pop(config_id, ""), self.published.get(config_id)
             config = draft.config(config_id)
             if config is None:
@@ -74,7 +74,7 @@ class Publishing:
                 published[config_id] = self.published[config_id] = Published(new, now, archived)
         return events, published
 
-    def _next(self, draft: Draft, now: float) -> list[str]:
+    def _next(self, now: float) -> list[str]:
         """Changed configs that were not published just now, and some of those that only time has changed."""
         changed = (
             config_id

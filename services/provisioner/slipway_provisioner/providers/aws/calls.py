@@ -21,7 +21,6 @@ TERMINATE_CALLS: Final = Bucket("terminate-calls", 100, 5)
 TERMINATE_INSTANCES: Final = Bucket("terminate-instances", 1000, 20)
 DESCRIBE: Final = Bucket("describe", 100, 20)
 CHANGE: Final = Bucket("change", 50, 5)
-BUCKETS: Final = (RUN_CALLS, RUN_INSTANCES, TERMINATE_CALLS, TERMINATE_INSTANCES, DESCRIBE, CHANGE)
 
 
 IAM_PREFIXES: Final = {"service-quotas": "servicequotas"}
