@@ -48,30 +48,30 @@ def test_it_drains_at_its_own_age() -> None:
 
 def test_an_idle_one_leaves_if_a_replacement_could_start() -> None:
     worker = life()
-    assert decide([worker], unwanted=0, room=1, irreplaceable="").stop == [worker.worker_id]
-    stays = decide([worker], unwanted=0, room=1, irreplaceable="the pool is paused")
-    assert (stays.stop, stays.stuck, stays.cause) == ([], 1, "the pool is paused")
+    assert decide([worker], unwanted=0, room=1, obstacle="").stop == [worker.worker_id]
+    stays = decide([worker], unwanted=0, room=1, obstacle="the pool is paused")
+    assert (stays.stop, stays.irreplaceable, stays.cause) == ([], 1, "the pool is paused")
 
 
 def test_a_busy_one_leaves_after_its_task() -> None:
     worker = life(has_task=True)
-    assert decide([worker], unwanted=0, room=1, irreplaceable="").drain == [worker.worker_id]
+    assert decide([worker], unwanted=0, room=1, obstacle="").drain == [worker.worker_id]
 
 
 def test_a_mark_is_revoked_if_nothing_could_replace_the_worker() -> None:
     worker = life(has_task=True, draining=True)
-    assert decide([worker], unwanted=0, room=0, irreplaceable="tripped").keep == [worker.worker_id]
-    assert decide([worker], unwanted=0, room=0, irreplaceable="") == Ageing(stop=[], drain=[], keep=[])
+    assert decide([worker], unwanted=0, room=0, obstacle="tripped").keep == [worker.worker_id]
+    assert decide([worker], unwanted=0, room=0, obstacle="") == Ageing(stop=[], drain=[], keep=[])
 
 
 def test_a_marked_one_leaves_once_it_is_idle() -> None:
     worker = life(0.99 * HOUR, worker_id="w", draining=True)
-    assert decide([worker], unwanted=0, room=0, irreplaceable="").stop == ["w"]
+    assert decide([worker], unwanted=0, room=0, obstacle="").stop == ["w"]
 
 
 def test_one_that_nobody_wants_needs_no_replacement() -> None:
     workers = [life(0.999 * HOUR), life(HOUR)]
-    assert decide(workers, unwanted=1, room=0, irreplaceable="the pool is paused").stop == [workers[1].worker_id]
+    assert decide(workers, unwanted=1, room=0, obstacle="the pool is paused").stop == [workers[1].worker_id]
 
 
 def test_they_leave_a_part_at_a_time() -> None:
@@ -79,9 +79,9 @@ def test_they_leave_a_part_at_a_time() -> None:
     young = [life(0.9999 * HOUR, worker_id=f"x{number}") for number in range(400)]
     aged = [one for one in young if one.drains_in <= 0]
     draining = life(0.99 * HOUR, worker_id="w", draining=True, has_task=True)
-    steps = decide([*aged, draining], unwanted=0, room=3, irreplaceable="")
+    steps = decide([*aged, draining], unwanted=0, room=3, obstacle="")
     assert (len(steps.stop), steps.drain, steps.keep) == (2, [], [])
-    assert len(decide([life(), life(has_task=True)], unwanted=0, room=0, irreplaceable="").stop) == 1
+    assert len(decide([life(), life(has_task=True)], unwanted=0, room=0, obstacle="").stop) == 1
 
 
 def test_the_end_of_credentials_forces_it() -> None:
@@ -89,7 +89,7 @@ def test_the_end_of_credentials_forces_it() -> None:
     usual: dict[str, Any] = {"maximum_age_seconds": None, "credential_seconds": 10 * HOUR, "drain_seconds": HOUR}
     early, due = life(9 * HOUR - 1, **usual), life(9 * HOUR, **usual)
     assert (early.drains_in, due.drains_in) == (1.0, 0.0)
-    assert decide([early, due], unwanted=0, room=0, irreplaceable="tripped").stop == [due.worker_id]
+    assert decide([early, due], unwanted=0, room=0, obstacle="tripped").stop == [due.worker_id]
     late = life(9.9 * HOUR, **usual)
     assert drain_until(late, START, 5.0) == START + timedelta(seconds=0.1 * HOUR)
 
@@ -102,11 +102,11 @@ def test_the_drain_time() -> None:
 def test_a_worker_without_a_maximum_never_ages() -> None:
     worker = life(1e9, maximum_age_seconds=None)
     assert moments([worker]) == []
-    assert decide([worker], unwanted=9, room=9, irreplaceable="").stop == []
+    assert decide([worker], unwanted=9, room=9, obstacle="").stop == []
 
 
 def test_its_alert() -> None:
-    raised = alert(AlertRaised, "linux", Ageing(stuck=2, cause="the pool is paused"))
+    raised = alert(AlertRaised, "linux", Ageing(irreplaceable=2, cause="the pool is paused"))
     assert isinstance(raised, AlertRaised)
     assert raised.summary == "2 workers are past the maximum age of pool linux, and nothing could replace them"
     assert (raised.cause, raised.severity) == ("the pool is paused", "notice")
@@ -126,9 +126,9 @@ lives = st.lists(
 )
 
 
-@given(lives=lives, unwanted=st.integers(0, 9), room=st.integers(0, 9), irreplaceable=st.sampled_from(["", "paused"]))
-def test_laws(lives: list[Life], unwanted: int, room: int, irreplaceable: str) -> None:
-    steps = decide(lives, unwanted=unwanted, room=room, irreplaceable=irreplaceable)
+@given(lives=lives, unwanted=st.integers(0, 9), room=st.integers(0, 9), obstacle=st.sampled_from(["", "paused"]))
+def test_laws(lives: list[Life], unwanted: int, room: int, obstacle: str) -> None:
+    steps = decide(lives, unwanted=unwanted, room=room, obstacle=obstacle)
     by_id = {one.worker_id: one for one in lives}
     leave = [by_id[id_] for id_ in (*steps.stop, *steps.drain)]
     assert all(one.drains_in <= 0 for one in leave)
@@ -136,11 +136,11 @@ def test_laws(lives: list[Life], unwanted: int, room: int, irreplaceable: str) -
     assert all(by_id[id_].draining for id_ in steps.keep)
     assert len({*steps.stop, *steps.drain, *steps.keep}) == len(steps.stop) + len(steps.drain) + len(steps.keep)
     unforced = [one for one in leave if one.forced_in > 0]
-    if irreplaceable:
+    if obstacle:
         assert len(unforced) <= unwanted
     else:
         on_time = [one for one in unforced if one.late_in > 0 and not one.draining]
         assert len(on_time) <= unwanted + room
         assert {one.worker_id for one in lives if one.late_in <= 0 and not one.draining} <= {w.worker_id for w in leave}
     stays = [one for one in lives if one.drains_in <= 0 and one not in leave]
-    assert irreplaceable or not [one for one in stays if one.late_in <= 0 and not (one.draining and one.has_task)]
+    assert obstacle or not [one for one in stays if one.late_in <= 0 and not (one.draining and one.has_task)]

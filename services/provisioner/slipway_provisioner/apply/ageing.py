@@ -34,9 +34,9 @@ async def marked(
 async def alert(tx: Connection, observed: Observed, steps: Ageing) -> None:
     """Raise or resolve the alert on workers that nothing could replace. The pool is locked."""
     pool = observed.pool
-    if bool(steps.stuck) != pool.age_alerted:
-        await store.set_alerted(tx, pool.id, alerted=bool(steps.stuck))
-        kind = AlertRaised if steps.stuck else AlertResolved
+    if bool(steps.irreplaceable) != pool.age_alerted:
+        await store.set_alerted(tx, pool.id, alerted=bool(steps.irreplaceable))
+        kind = AlertRaised if steps.irreplaceable else AlertResolved
         await outbox.enqueue(tx, [ageing.alert(kind, pool.id, steps)])
 
 

@@ -73,44 +73,45 @@ def drawn_share(worker_id: str) -> float:
 class Ageing(msgspec.Struct, frozen=True, kw_only=True):
     """Steps for workers of full age, by their ids. `stop`: idle ones that leave. `drain`: those that begin to drain,
     and leave after their task. `keep`: those that drain no longer, since nothing could replace them or their maximum
-    age was raised. `stuck`: number of those at the maximum age that stay for the same `cause`."""
+    age was raised. `irreplaceable`: number of those at the maximum age that stay, since a `cause` keeps any other from
+    starting."""
 
     stop: Sequence[str] = ()
     drain: Sequence[str] = ()
     keep: Sequence[str] = ()
-    stuck: int = 0
+    irreplaceable: int = 0
     cause: str = ""
 
 
-def decide(lives: Iterable[Life], *, unwanted: int, room: int, irreplaceable: str) -> Ageing:
+def decide(lives: Iterable[Life], *, unwanted: int, room: int, obstacle: str) -> Ageing:
     """Decide which workers of full age leave.
 
     Of those that are `unwanted`, which nothing replaces, any may leave. Others leave only if a replacement could start,
-    so that nothing makes them `irreplaceable`, and up to a `room` at a time, which counts those that drain already. But
-    at the maximum age itself none waits for room, and before the end of its credentials none for anything. Those that
-    leave already get a drain time, too. One whose maximum age was raised meanwhile drains no longer.
+    so without an `obstacle`, and up to a `room` at a time, which counts those that drain already. But at the maximum
+    age itself none waits for room, and before the end of its credentials none for anything. Those that leave already
+    get a drain time, too. One whose maximum age was raised meanwhile drains no longer.
     """
     lives = list(lives)
     stop: list[str] = []
     drain: list[str] = []
     keep = [life.worker_id for life in lives if life.draining and life.drains_in > 0]
-    stuck = 0
+    irreplaceable = 0
     aged = sorted((life for life in lives if life.drains_in <= 0), key=lambda life: (life.forced_in, life.late_in))
     room -= sum(life.draining and not life.leaving for life in aged)
     for life in aged:
         leaves = life.forced_in <= 0 or life.leaving
         if not leaves and unwanted > 0:
             leaves, unwanted = True, unwanted - 1
-        elif not leaves and not irreplaceable and (life.draining or life.late_in <= 0 or room > 0):
+        elif not leaves and not obstacle and (life.draining or life.late_in <= 0 or room > 0):
             leaves, room = True, room - (not life.draining)
         if not leaves:
             keep += [life.worker_id] if life.draining else []
-            stuck += bool(irreplaceable) and life.late_in <= 0
+            irreplaceable += bool(obstacle) and life.late_in <= 0
         elif not life.has_task:
             stop.append(life.worker_id)
         elif not life.draining:
             drain.append(life.worker_id)
-    return Ageing(stop=stop, drain=drain, keep=keep, stuck=stuck, cause=irreplaceable)
+    return Ageing(stop=stop, drain=drain, keep=keep, irreplaceable=irreplaceable, cause=obstacle)
 
 
 def drain_until(life: Life, now: datetime, default_seconds: float) -> datetime:
@@ -129,7 +130,7 @@ def moments(lives: Iterable[Life]) -> list[float]:
 def alert(kind: type[Alert], pool_id: str, steps: Ageing) -> Alert:
     """Alert on workers at their maximum age that nothing could replace, or its resolution."""
     raised = kind is AlertRaised
-    workers = "1 worker is" if steps.stuck == 1 else f"{steps.stuck} workers are"
+    workers = "1 worker is" if steps.irreplaceable == 1 else f"{steps.irreplaceable} workers are"
     more: dict[str, Any] = {"cause": steps.cause} if raised else {}
     return kind(
         **alert_identity("provisioner", "maximum-age", "pool", pool_id),

@@ -146,7 +146,7 @@ def _plan(observed: Observed, launches: list[Launch], configs: dict[str, Any], n
         room=scale_down.leaving_room(wanted=wanted, missing=_missing(observed) + launched + len(stop) + len(drain))
         if launched == launchable
         else 0,
-        irreplaceable=_irreplaceable(observed, launches, blocked),
+        obstacle=_obstacle(observed, launches, blocked),
     )
     if blocked or needed:
         reason = reasons.blocked(blocked) if blocked else reasons.launching(needed, launched, reached)
@@ -313,7 +313,7 @@ def _reached(
     return list(found.values())
 
 
-def _irreplaceable(observed: Observed, launches: Sequence[Launch], blocked: str) -> str:
+def _obstacle(observed: Observed, launches: Sequence[Launch], blocked: str) -> str:
     """Reason why nothing could replace a worker that leaves; empty if something could. A window that is full of starts
     is none: they end by themselves."""
     if blocked:
