@@ -59,13 +59,15 @@ async def test_two_processes_with_one_request_id(world: World) -> None:
     assert (again["lease_id"], again["fencing_token"]) == (held["lease_id"], held["fencing_token"])
 
 
-@pytest.mark.parametrize(("heard", "asks", "status"), [(0, 225, 409), (0, 226, 200), (100, 325, 409), (100, 326, 200)])
-async def test_a_lease_that_was_not_heard_of(world: World, heard: float, asks: float, status: int) -> None:
+@pytest.mark.parametrize(
+    ("renewed_at", "asks", "status"), [(0, 225, 409), (0, 226, 200), (100, 325, 409), (100, 326, 200)]
+)
+async def test_a_lease_that_was_not_renewed(world: World, renewed_at: float, asks: float, status: int) -> None:
     """Another process takes it over three quarters of the TTL after its grant or last renewal. The first can then
     neither renew nor release it, and does not get it back."""
     held = (await world.replica.acquire("r", holder=FIRST)).json()
-    if heard:
-        await world.broker.set_clock(heard)
+    if renewed_at:
+        await world.broker.set_clock(renewed_at)
         assert (await renewed(world, held)).status_code == 200
     await world.broker.set_clock(asks)
     answer = await world.replica.acquire("r", holder=SECOND)

@@ -89,7 +89,7 @@ async def test_a_call_of_the_first_holder_behind_a_take_over(world: World, behin
 
 
 async def test_a_take_over_behind_a_renewal_is_refused(world: World) -> None:
-    """The first holder was heard of while the other waited for the lock."""
+    """The first holder renewed its lease while the other waited for the lock."""
     here, there = world.replicas
     held = (await here.acquire("r", holder="first")).json()
     await world.broker.set_clock(299)

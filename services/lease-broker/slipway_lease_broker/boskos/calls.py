@@ -182,7 +182,7 @@ class Calls:
             before = transaction.now - timedelta(seconds=expire_seconds)
             stale = await slots.stale(transaction.tx, lease_pool_id, state, before)
             held = await leases.named(transaction.tx, {slot.lease_id for slot in stale if slot.lease_id is not None})
-            kept = {lease.id for lease in held if _is_heard(transaction, lease)}
+            kept = {lease.id for lease in held if _is_renewed(transaction, lease)}
             stale = [slot for slot in stale if slot.lease_id not in kept]
             by_lease: dict[str, list[Slot]] = {}
             for slot in stale:
@@ -332,8 +332,8 @@ def _check_token(slot: Slot, caller: str) -> None:
         raise Refused(401, f'resource "{slot.name}" was acquired with another token; use that token')
 
 
-def _is_heard(transaction: SlotTransaction, lease: Lease) -> bool:
-    """True if a lease of another token was heard of lately, so that no `expire` of this caller ends it."""
+def _is_renewed(transaction: SlotTransaction, lease: Lease) -> bool:
+    """True if a lease of another token was renewed lately, so that no `expire` of this caller ends it."""
     is_own = may_act(lease.owner, transaction.caller)
     return not is_own and transaction.now <= takeover_at(lease, transaction.pools[lease.lease_pool_id])
 

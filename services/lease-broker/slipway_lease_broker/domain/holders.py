@@ -1,7 +1,7 @@
 """Holders of one lease: the rules for a request id that several processes use. Pure.
 
 Each process names itself. The one that asked holds the lease; another one that asks is refused while the lease was
-heard of lately, and later takes it over under a new fencing token, so that the first can neither renew nor release it.
+renewed lately, and later takes it over under a new fencing token, so that the first can neither renew nor release it.
 Processes that join hold it together, and the last release counts. A process without a name counts as the holder.
 """
 
@@ -15,8 +15,8 @@ import msgspec
 from slipway_lease_broker.domain.ledger import Holding, Lease, LeasePool
 from slipway_lease_broker.domain.sender import Sender
 
-HEARD: Final = 0.75
-"""Part of the pool's TTL within which a lease was heard of lately: a holder that renews it three times per TTL has
+TAKEOVER_PART: Final = 0.75
+"""Part of the pool's TTL within which a lease counts as renewed lately: a holder that renews it three times per TTL has
 missed two renewals by then, and the next one is not lost yet."""
 HOLDERS_MAX: Final = 100
 """Processes that hold one lease together; so many are remembered, those that released it first are forgotten first."""
@@ -54,7 +54,7 @@ def is_in_use(lease: Lease, pool: LeasePool, sender: Sender, now: datetime) -> b
 
 def takeover_at(lease: Lease, pool: LeasePool) -> datetime:
     """Time after which another process takes the lease over, unless it is renewed."""
-    return lease.extended_at + HEARD * timedelta(seconds=pool.ttl_seconds)
+    return lease.extended_at + TAKEOVER_PART * timedelta(seconds=pool.ttl_seconds)
 
 
 def claim(lease: Lease, sender: Sender, now: datetime, *, new_token: int) -> Lease:
