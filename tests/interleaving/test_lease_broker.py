@@ -5,7 +5,7 @@ import asyncio
 import inspect
 import itertools
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,6 +67,18 @@ async def broker(postgres: EmbeddedPostgres) -> AsyncIterator[Broker]:
         yield broker
 
 
+async def during_decision(broker: Broker, work: Coroutine[Any, Any, Any], *, table: str = "leases") -> None:
+    """Start the work while a decision has read and cannot write yet, since this table is locked; then let both end."""
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute(f"LOCK TABLE {table} IN SHARE MODE")
+            decision = broker.start(broker.loop.step(broker.pool))
+            await broker.until_waiting(decision)
+            working = broker.start(work)
+            await broker.until_waiting(decision, working)
+        await asyncio.gather(decision, working)
+
+
 @locking("store.terms.RESTORED")
 async def test_a_restore_during_a_decision_counts_for_the_next(broker: Broker) -> None:
     """The decision under way commits as it read; the restore waits for it, and nothing is granted after it."""
@@ -76,14 +88,7 @@ async def test_a_restore_during_a_decision_counts_for_the_next(broker: Broker) -
             await live.restored(db, 2**50)
 
     await broker.send(acquire_request("first"))
-    async with broker.pool.acquire() as blocker:
-        async with blocker.transaction():
-            await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the decision has read and cannot write yet
-            decision = broker.start(broker.loop.step(broker.pool))
-            await broker.until_waiting(decision)
-            restoring = broker.start(restore())
-            await broker.until_waiting(decision, restoring)
-        await asyncio.gather(decision, restoring)
+    await during_decision(broker, restore())
     await broker.send(acquire_request("second"))
     assert [grant.request_id for grant in await broker.grants()] == ["first"]
     assert await broker.pool.fetchval("SELECT last_token FROM lease_pools") == 2**50
@@ -106,14 +111,7 @@ async def test_a_change_by_an_operator_during_a_decision_counts_for_the_next(bro
             await live.drain(db, pool.id, "moving")
 
     await broker.send(acquire_request("first"))
-    async with broker.pool.acquire() as blocker:
-        async with blocker.transaction():
-            await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the decision has read and cannot write yet
-            decision = broker.start(broker.loop.step(broker.pool))
-            await broker.until_waiting(decision)
-            changing = broker.start(change())
-            await broker.until_waiting(decision, changing)
-        await asyncio.gather(decision, changing)
+    await during_decision(broker, change())
     await broker.send(acquire_request("second"))
     assert [grant.request_id for grant in await broker.grants()] == ["first"]
     row = await broker.pool.fetchrow("SELECT * FROM lease_pools")
@@ -169,14 +167,7 @@ async def test_two_deciders_grant_each_unit_once(broker: Broker) -> None:
 async def test_a_command_during_a_decision_is_not_missed(broker: Broker) -> None:
     """It waits for the decision, marks the pool again, and the next decision sees it."""
     await broker.send(acquire_request("first"))
-    async with broker.pool.acquire() as blocker:
-        async with blocker.transaction():
-            await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the decision has read and cannot write yet
-            decision = broker.start(broker.loop.step(broker.pool))
-            await broker.until_waiting(decision)
-            command = broker.start(broker.send(acquire_request("second")))
-            await broker.until_waiting(decision, command)
-        await asyncio.gather(decision, command)
+    await during_decision(broker, broker.send(acquire_request("second")))
     assert [grant.request_id for grant in await broker.grants()] == ["first", "second"]
 
 
@@ -222,14 +213,7 @@ async def test_a_renewal_that_waited_for_an_expiry_does_not_revive(broker: Broke
     await broker.send(acquire_request("r1", 3), acquire_request("r2", 3))
     (lease,) = await broker.grants()
     await broker.set_clock(180)
-    async with broker.pool.acquire() as blocker:
-        async with blocker.transaction():
-            await blocker.execute("LOCK TABLE leases IN SHARE MODE")
-            decision = broker.start(broker.loop.step(broker.pool))
-            await broker.until_waiting(decision)
-            late = broker.start(broker.send(renew(lease)))
-            await broker.until_waiting(decision, late)
-        await asyncio.gather(decision, late)
+    await during_decision(broker, broker.send(renew(lease)))
     expired, granted, lost = await broker.events()
     assert isinstance(expired, LeaseExpired)
     assert isinstance(granted, LeaseGranted)
@@ -276,14 +260,7 @@ async def test_a_deadline_set_during_a_decision_is_not_missed(broker: Broker) ->
     await broker.send(acquire_request("r1"))
     (lease,) = await broker.grants()
     await broker.send(acquire_request("r2"))
-    async with broker.pool.acquire() as blocker:
-        async with blocker.transaction():
-            await blocker.execute("LOCK TABLE leases IN SHARE MODE")
-            decision = broker.start(broker.loop.step(broker.pool))
-            await broker.until_waiting(decision)
-            command = broker.start(broker.send(confirm(lease)))
-            await broker.until_waiting(decision, command)
-        await asyncio.gather(decision, command)
+    await during_decision(broker, broker.send(confirm(lease)))
     await broker.events()
     await broker.set_clock(10)
     await broker.decide()
@@ -323,14 +300,7 @@ async def test_two_releases_return_the_units_held(broker: Broker) -> None:
 async def test_a_cancel_during_the_grant_changes_nothing(broker: Broker) -> None:
     """Granted units are not cancelled; units cancelled first are not granted."""
     await broker.send(acquire_request("r", 2))
-    async with broker.pool.acquire() as blocker:
-        async with blocker.transaction():
-            await blocker.execute("LOCK TABLE requests IN SHARE MODE")
-            decision = broker.start(broker.loop.step(broker.pool))
-            await broker.until_waiting(decision)
-            command = broker.start(broker.send(cancel("r", 2)))
-            await broker.until_waiting(decision, command)
-        await asyncio.gather(decision, command)
+    await during_decision(broker, broker.send(cancel("r", 2)), table="requests")
     assert [grant.units for grant in await broker.grants()] == [2]
 
     await broker.send(acquire_request("s", 1))
@@ -348,14 +318,7 @@ async def test_a_request_repeated_as_it_lapses(broker: Broker) -> None:
     (lease,) = await broker.grants()
     await broker.set_clock(101)
     await broker.pool.execute("UPDATE lease_pools SET dirty = true")
-    async with broker.pool.acquire() as blocker:
-        async with blocker.transaction():
-            await blocker.execute("LOCK TABLE requests IN SHARE MODE")
-            passing = broker.start(broker.loop.step(broker.pool))
-            await broker.until_waiting(passing)
-            again = broker.start(broker.send(acquire_request("r2", 3)))
-            await broker.until_waiting(passing, again)
-        await asyncio.gather(passing, again)
+    await during_decision(broker, broker.send(acquire_request("r2", 3)), table="requests")
     assert await broker.pool.fetchval("SELECT waiting_units FROM lease_pools") == 3
     await broker.send(release(lease))
     assert [grant.request_id for grant in await broker.grants()] == ["r2"]
@@ -367,14 +330,7 @@ async def test_a_failure_during_a_grant_to_its_tenant(broker: Broker) -> None:
     await broker.send(acquire_request("r1"), acquire_request("r2"))
     first, _ = await broker.grants()
     await broker.send(acquire_request("r3"))
-    async with broker.pool.acquire() as blocker:
-        async with blocker.transaction():
-            await blocker.execute("LOCK TABLE tenants IN SHARE MODE")
-            decision = broker.start(broker.loop.step(broker.pool))
-            await broker.until_waiting(decision)
-            failure = broker.start(broker.send(release(first, result="failed")))
-            await broker.until_waiting(decision, failure)
-        await asyncio.gather(decision, failure)
+    await during_decision(broker, broker.send(release(first, result="failed")), table="tenants")
     row = await broker.pool.fetchrow("SELECT * FROM tenants")
     assert (row["virtual_finish"], row["failures"], row["backoff_until"]) == (3, 1, after(30))
 
@@ -384,14 +340,7 @@ async def test_a_member_that_arrives_while_another_starts(broker: Broker) -> Non
     """It is counted, and keeps its distance from the start that it did not see."""
     group = LeaseGroup(name="payload", size=3, spread_seconds=30)
     await broker.send(acquire_request("r1", group=group))
-    async with broker.pool.acquire() as blocker:
-        async with blocker.transaction():
-            await blocker.execute("LOCK TABLE groups IN SHARE MODE")
-            decision = broker.start(broker.loop.step(broker.pool))
-            await broker.until_waiting(decision)
-            member = broker.start(broker.send(acquire_request("r2", group=group)))
-            await broker.until_waiting(decision, member)
-        await asyncio.gather(decision, member)
+    await during_decision(broker, broker.send(acquire_request("r2", group=group)), table="groups")
     row = await broker.pool.fetchrow("SELECT * FROM groups")
     assert (row["members"], row["first_at"], row["last_start_at"]) == (2, after(0), after(0))
     assert [grant.request_id for grant in await broker.grants()] == ["r1"]
@@ -548,14 +497,7 @@ async def test_the_history_is_pruned_twice_at_once(broker: Broker) -> None:
 async def test_a_limit_lowered_during_a_decision(broker: Broker) -> None:
     """The decision commits under the limit it read; the new limit comes after it and revokes nothing."""
     await broker.send(acquire_request("r1", 3))
-    async with broker.pool.acquire() as blocker:
-        async with blocker.transaction():
-            await blocker.execute("LOCK TABLE leases IN SHARE MODE")
-            decision = broker.start(broker.loop.step(broker.pool))
-            await broker.until_waiting(decision)
-            lowering = broker.start(broker.declare(terms(limit=1)))
-            await broker.until_waiting(decision, lowering)
-        await asyncio.gather(decision, lowering)
+    await during_decision(broker, broker.declare(terms(limit=1)))
     granted, changed = await broker.events()
     assert isinstance(granted, LeaseGranted)
     assert isinstance(changed, LeaseLimitChanged)
