@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from slipway_local.servers.kafka import EmbeddedKafka
     from slipway_local.servers.postgres import EmbeddedPostgres
     from tests.support.harness import Place
+    from tests.support.provisioner import Provisioner
 
 # A shell without job control starts background commands with these ignored, and children of tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -91,3 +92,11 @@ async def place(servers: "tuple[EmbeddedKafka, EmbeddedPostgres]") -> "AsyncIter
 
     async with harness.new_place(servers) as place:
         yield place
+
+
+@pytest.fixture
+async def provisioner(postgres: "EmbeddedPostgres") -> "AsyncIterator[Provisioner]":
+    from tests.support.provisioner import provisioner_on
+
+    async with provisioner_on(postgres) as provisioner:
+        yield provisioner

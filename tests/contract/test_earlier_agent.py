@@ -3,15 +3,13 @@
 It names no task at its end, knows no task slots, and gives up its worker, and with it the task, at any refusal.
 """
 
-from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 import httpx2
 import pytest
 
-from slipway_local.servers.postgres import EmbeddedPostgres
-from tests.support.provisioner import Provisioner, after, provisioner_on, report
+from tests.support.provisioner import Provisioner, after, report
 
 RECORDED_AT: Final = datetime.fromisoformat("2026-11-28T21:14:53+00:00")
 # Path and body of each request between registration and end, while its agent ran the job `long`, then `short` without
@@ -28,12 +26,6 @@ RECORDED: Final[list[tuple[str, dict[str, str] | None]]] = [
     ("idle", {"at": "2026-11-28T21:14:54.737340+00:00"}),
     ("should-terminate", None),
 ]
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
 
 
 async def registered(provisioner: Provisioner, task_slots: int) -> httpx2.AsyncClient:

@@ -3,7 +3,7 @@ one of another system's form passes every door."""
 
 import importlib
 import pkgutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -220,12 +220,6 @@ def test_metrics_of_two_ids_differ(one: str, other: str) -> None:
     (family,) = text_string_to_metric_families(generate_latest(registry).decode())
     found = {sample.labels["pool"] for sample in family.samples if sample.name == "slipway_made_total"}
     assert found == {one, other}
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
 
 
 async def test_columns_are_encoded_like_keys(provisioner: Provisioner) -> None:

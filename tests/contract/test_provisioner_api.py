@@ -1,17 +1,14 @@
 """HTTP API of the provisioner for people: the fields that the command line and the live screen use."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
-import pytest
 
 from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
 from slipway_common.events.pool import PoolPaused, PoolResumed
 from slipway_common.events.weight import SharedWindow, StageHealth
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerStopped, WorkerStopping
-from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.providers.port import Refused
 from tests.support.provisioner import (
@@ -19,17 +16,10 @@ from tests.support.provisioner import (
     administrator,
     after,
     declared,
-    provisioner_on,
     report,
     revision_id,
     weight,
 )
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
 
 
 def refused() -> Refused:

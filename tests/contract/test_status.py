@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,10 +17,9 @@ from slipway_common.messaging.consume import Consumer, Owned
 from slipway_common.service import VERSION, Service, ServiceSettings
 from slipway_common.web.runtime import Runtime
 from slipway_common.web.status import Status
-from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.answers import STOPPED_PARTITION
 from tests.support.harness import PATIENCE_SECONDS, SERVICE, record_words, until
-from tests.support.provisioner import Provisioner, after, provisioner_on, report
+from tests.support.provisioner import Provisioner, after, report
 from tests.support.readers import HEADERS, TOKENS_FILE
 
 FIELDS = {
@@ -42,12 +41,6 @@ FIELDS = {
 Answer = TypeVar("Answer")
 MIGRATIONS = Path(slipway_provisioner.__file__).parent / "migrations/versions"
 NEWEST = max(file.name[:4] for file in MIGRATIONS.glob("0*.py"))
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
 
 
 async def in_time(asked: Coroutine[Any, Any, Answer]) -> Answer:

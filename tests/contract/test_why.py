@@ -1,24 +1,14 @@
 """`slipway why` with the answers of a real provisioner, which must have the fields that the sentences need."""
 
-from collections.abc import AsyncIterator
 from typing import Any
-
-import pytest
 
 from slipway_client.view.why.pools import of_pool
 from slipway_client.view.why.workers import of_worker
 from slipway_common.events.weight import StageHealth
-from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import account_checks as apply
 from slipway_provisioner.domain.account_check import CheckState, Finding
 from slipway_provisioner.store import account_checks
-from tests.support.provisioner import Provisioner, after, provisioner_on, report, revision_id, weight
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
+from tests.support.provisioner import Provisioner, after, report, revision_id, weight
 
 
 async def read(provisioner: Provisioner, path: str) -> Any:

@@ -1,6 +1,5 @@
 """Calls whose provider takes long: accepted ones, which are polled, and those whose instances are listed late."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -21,12 +20,6 @@ from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.providers.port import OutcomeUnknown, PutBack, Refused
 from slipway_provisioner.store import accounts, batches
 from tests.support.provisioner import Provisioner, ReplyLost, after, declared, provisioner_on
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
 
 
 async def accepted(provisioner: Provisioner, pending: int = 2) -> None:

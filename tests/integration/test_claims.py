@@ -1,7 +1,6 @@
 """Reports of workers about their tasks, over HTTP on a real database: several tasks at once, repeated and made-up
 reports, claims above the task slots, and what demand makes of them."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,10 @@ from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.pool import DemandReported
 from slipway_common.events.worker import WorkerClaimed, WorkerIdle
 from slipway_common.messaging.envelope import decode_data
-from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.pool import Demand
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store import demand
-from tests.support.provisioner import Provisioner, administrator, after, declared, provisioner_on, report
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
+from tests.support.provisioner import Provisioner, administrator, after, declared, report
 
 
 class Machine:

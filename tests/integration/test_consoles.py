@@ -1,25 +1,17 @@
 """Console output of machines that never registered: fetched once per image, redacted, and stored with its alert."""
 
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import pytest
 
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.consoles import ATTEMPTS_MAX
 from slipway_provisioner.providers.port import OutcomeUnknown
-from tests.support.provisioner import Provisioner, provisioner_on
+from tests.support.provisioner import Provisioner
 
 ERROR: Final = "slipway-worker: cannot open libssl.so.3"
 BOOT_SECONDS: Final = 901
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
 
 
 async def overdue(provisioner: Provisioner, machines: int = 1) -> list[str]:

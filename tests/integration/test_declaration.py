@@ -1,7 +1,7 @@
 """Declarations: revisions of launch configs, owners, the guard, history and audit. Whole, or not at all."""
 
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,6 @@ from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfi
 from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.pool import PoolCreated, PoolDeleted, PoolRolledBack, PoolUpdated
 from slipway_common.events.weight import SharedWindow
-from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.declaration import DeclarationRefused
 from slipway_provisioner.domain.revisions import revision_id as id_of
 from slipway_provisioner.store import accounts
@@ -24,7 +23,6 @@ from tests.support.provisioner import (
     apply_body,
     awaited,
     declared,
-    provisioner_on,
     report,
     revision_id,
     weight,
@@ -36,12 +34,6 @@ SELECT (SELECT jsonb_agg(p ORDER BY id) FROM worker_pool p), (SELECT jsonb_agg(c
     (SELECT count(*) FROM outbox), (SELECT count(*) FROM dirty_pool), (SELECT count(*) FROM audit),
     (SELECT count(*) FROM pool_revision)"""
 LINES: Final = {"Content-Type": "application/x-ndjson"}
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
 
 
 async def everything(provisioner: Provisioner) -> tuple[Any, ...]:

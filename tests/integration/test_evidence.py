@@ -1,7 +1,7 @@
 """Evidence of a config's or an image's health: boots and claims by each pool's own evidence, and actions that are
 none."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -13,18 +13,11 @@ from slipway_common.events.lease import LeaseLost, LeaseReleaseRequested, LeaseR
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.topics import DECODERS
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRegistered, WorkerStopping
-from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import InstanceState
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
-from tests.support.provisioner import Provisioner, ReplyLost, administrator, after, declared, provisioner_on, report
+from tests.support.provisioner import Provisioner, ReplyLost, administrator, after, declared, report
 
 NEVER_CLAIMED: Final = Outcome(Stage.CLAIM, Result.FAILED, Scope.IMAGE, "linux-1", "never_claimed")
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
 
 
 async def started(provisioner: Provisioner, pending: int = 1, **pool: Any) -> None:

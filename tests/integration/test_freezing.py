@@ -1,6 +1,5 @@
 """Pools frozen for a bad image: trigger, alert, blocked starts, and unfreezing."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,7 @@ from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.pool import PoolFrozen, PoolUnfrozen
 from slipway_common.events.weight import SharedWindow
 from slipway_common.events.worker import WorkerStopped
-from slipway_local.servers.postgres import EmbeddedPostgres
-from tests.support.provisioner import Provisioner, administrator, after, declared, provisioner_on, report, weight
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
+from tests.support.provisioner import Provisioner, administrator, after, declared, report, weight
 
 
 def freezing(*configs: str, **changes: Any) -> dict[str, Any]:

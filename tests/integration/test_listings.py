@@ -4,25 +4,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-import pytest
-
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLost
 from slipway_common.observability.telemetry import LOOP_FAILURES
-from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account, Instance
 from slipway_provisioner.loops import reap
 from slipway_provisioner.providers.port import OutcomeUnknown
 from slipway_provisioner.store import accounts
 from tests.support.harness import until
-from tests.support.provisioner import Provisioner, declared, provisioner_on
+from tests.support.provisioner import Provisioner, declared
 
 LOCKED_SECONDS = 4.0  # below the timeouts of a lock and of an idle transaction, 5 s
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
 
 
 async def test_a_listing_that_fails_half_way_proves_nothing(provisioner: Provisioner) -> None:

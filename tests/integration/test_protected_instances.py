@@ -1,25 +1,15 @@
 """Instances that their provider refuses to terminate: one alert names them and the remedy until they are gone."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from slipway_common.base.ids import new_id
 from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Instance, InstanceState, Protected
-from tests.support.provisioner import START, Provisioner, administrator, provisioner_on
+from tests.support.provisioner import START, Provisioner, administrator
 
 WHY: Final = Protected("OperationNotPermitted: i-0001 is protected", "unprotect i-0001")
 KIND: Final = "termination-refused"
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
 
 
 async def stopping(provisioner: Provisioner, number: int) -> None:

@@ -76,12 +76,6 @@ from tests.support.provisioner import (
 )
 
 
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
-
-
 def refused(scope: Scope, code: str, *, retry: float | None = None) -> Refused:
     return Refused(Outcome(Stage.LAUNCH, Result.FAILED, scope, "", code), "no", retry_after_seconds=retry)
 

@@ -18,12 +18,6 @@ from slipway_provisioner.store import configs
 from tests.support.provisioner import Provisioner, after, declared, in_transaction, provisioner_on
 
 
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
-
-
 def interruption(worker_id: str, *, ttl: float = 120, kind: str = "spot_interruption") -> SignalRaised:
     return SignalRaised(
         source="spot-watch",

@@ -4,7 +4,7 @@ count."""
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,6 @@ from slipway_common.events.lifecycle import State
 from slipway_common.events.scopes import NEW_SHARED_WINDOWS, Key, capacity_key, credential_key, image_key, quota_key
 from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRequested
-from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker, claimed, lost, stopping
 from slipway_provisioner.handlers.weights import WeightView
 from slipway_provisioner.providers.port import Refused
@@ -28,7 +27,6 @@ from tests.support.provisioner import (
     administrator,
     after,
     declared,
-    provisioner_on,
     received,
     report,
     revision_id,
@@ -39,12 +37,6 @@ IMAGE: Final = image_key("simulated/linux-1")
 QUOTA: Final = quota_key("sim-a", "sim-1", "m5.large")
 NO_CAPACITY: Final = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")
 BOOT_FAILED: Final = Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, "linux-1", "boot_timeout")
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
 
 
 def two_pools(**changes: Any) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Recovery of the provisioner on a real database: what runs without a row, and what a person decides about it."""
 
-from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +13,6 @@ from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.launch_config import LaunchConfigUpdated
 from slipway_common.events.worker import WorkerRegistered, WorkerStopping
 from slipway_common.messaging.incarnation import Incarnation
-from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import recovery
 from slipway_provisioner.domain.cloud import Instance, InstanceState
 from slipway_provisioner.domain.reaping import UNKNOWN_BATCH
@@ -25,19 +23,12 @@ from tests.support.provisioner import (
     administrator,
     after,
     in_transaction,
-    provisioner_on,
     report,
     revision_id,
 )
 
 # Tables of the state that a backup has; the others are drawn once.
 LOST: Final = ("worker", "launch_batch", "lease", "lease_request", "claim", "decision")
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
 
 
 async def restored(provisioner: Provisioner, reason: str = "restored") -> None:

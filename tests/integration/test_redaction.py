@@ -4,7 +4,7 @@ Records of topics are rows of the outbox before they are sent.
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import pytest
@@ -20,7 +20,7 @@ from slipway_provisioner.domain import planning
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from slipway_weight_calculator.handlers import names
-from tests.support.provisioner import KEY, Provisioner, after, provisioner_on, report, revision_id
+from tests.support.provisioner import KEY, Provisioner, after, report, revision_id
 from tests.support.provisioner import declared as declaration
 from tests.support.weight_calculator import START, calculator_on, declared
 
@@ -42,12 +42,6 @@ def said(request: pytest.FixtureRequest) -> tuple[str, str]:
     text, part = request.param
     assert part in text
     return text, part
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
 
 
 @contextlib.contextmanager

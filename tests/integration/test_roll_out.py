@@ -2,7 +2,6 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +21,6 @@ from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE
 from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
 from slipway_common.events.worker import WorkerStopping
 from slipway_common.observability.telemetry import LOOP_FAILURES
-from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker, claimed
 from slipway_provisioner.store import configs, decisions, pools, roll_outs, workers
 from slipway_provisioner.store.pools import CONFIGS, SHARED
@@ -31,7 +29,6 @@ from tests.support.provisioner import (
     administrator,
     after,
     declared,
-    provisioner_on,
     report,
     revision_id,
     weight,
@@ -41,12 +38,6 @@ OLD: Final = revision_id()
 NEW: Final = revision_id(image="linux-2")
 DAY: Final = 86_400.0
 DRAINS: Final = "SELECT drain_terminate, drain_until FROM launch_config WHERE id = $1"
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
 
 
 def with_image(image: str, *names: str, **changes: Any) -> dict[str, Any]:

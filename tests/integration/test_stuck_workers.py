@@ -1,6 +1,6 @@
 """Workers that cannot be terminated: a few are replaced, an account that refuses stops, and starved pools alert."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pytest
@@ -18,12 +18,6 @@ STOPPED: Final = 600.0
 """Time at which workers are terminated that were asked to stop."""
 OVERDUE: Final = 2000.0
 """Time at which boots that began at 0 have timed out."""
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
 
 
 async def demand(provisioner: Provisioner, pending: int, *, at: float) -> None:

@@ -1,6 +1,6 @@
 """Surplus of a pool whose workers are busy, or idle for a short time only: each input as it was seen, over HTTP."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -8,17 +8,10 @@ import pytest
 
 from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.worker import WorkerRequested, WorkerStopping
-from slipway_local.servers.postgres import EmbeddedPostgres
-from tests.support.provisioner import Provisioner, after, declared, provisioner_on, report
+from tests.support.provisioner import Provisioner, after, declared, report
 
 WORKERS: Final = 10
 STEP_SECONDS: Final = 10
-
-
-@pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
 
 
 class Machine:

@@ -5,15 +5,13 @@ from typing import Final
 
 import pytest
 
-from slipway_local.servers.postgres import EmbeddedPostgres
-from tests.support.provisioner import Provisioner, provisioner_on
+from tests.support.provisioner import Provisioner
 
 DEADLOCKS: Final = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
 
 
 @pytest.fixture
-async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres) as provisioner:
-        yield provisioner
-        await provisioner.database.execute("SELECT pg_stat_force_next_flush()")
-        assert await provisioner.database.fetchval(DEADLOCKS) == 0
+async def provisioner(provisioner: Provisioner) -> AsyncIterator[Provisioner]:
+    yield provisioner
+    await provisioner.database.execute("SELECT pg_stat_force_next_flush()")
+    assert await provisioner.database.fetchval(DEADLOCKS) == 0
