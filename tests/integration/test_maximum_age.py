@@ -1,6 +1,6 @@
 """Maximum age: workers drain once they have reached it, and are replaced as far as they are needed."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Final
 
 import httpx2
@@ -10,6 +10,7 @@ from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.worker import WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.store import ageing, tables
 from tests.support.provisioner import Provisioner, after, declared, provisioner_on, report
 
 HOUR: Final = 3600.0
@@ -77,6 +78,13 @@ async def at(provisioner: Provisioner, seconds: float) -> None:
     await provisioner.expire()
 
 
+def steps(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A plan of PostgreSQL and those below it."""
+    yield plan
+    for below in plan.get("Plans", ()):
+        yield from steps(below)
+
+
 async def stops(provisioner: Provisioner) -> list[str]:
     return [event.reason for event in await provisioner.published(WorkerStopping)]
 
@@ -93,6 +101,26 @@ async def test_an_idle_worker_is_replaced(provisioner: Provisioner) -> None:
     await provisioner.terminate_instances()
     await provisioner.reap()
     assert await launch(provisioner) == 1
+
+
+async def test_a_thousand_that_drain_leave_others_their_turn(provisioner: Provisioner) -> None:
+    """A worker that reaches the maximum age behind those, which are busy for hours, drains at its age."""
+    first, second = await running(provisioner, 2, max_capacity=2000)
+    for machine in (first, second):
+        await claim(machine, "long", 0)
+    earliest, latest = sorted(worker.id for worker in await provisioner.workers())
+    names = ", ".join(column.name for column in tables.worker.columns if column.computed is None)
+    await provisioner.database.execute(
+        f"""INSERT INTO worker ({names}) SELECT {names} FROM (
+            SELECT c.* FROM worker w, generate_series(1, 1000) n, jsonb_populate_record(w, jsonb_build_object(
+                'id', gen_random_uuid(), 'instance_id', 'c' || n, 'launched_at', w.launched_at - interval '1 s',
+                'drain_until', w.launched_at + interval '99 h')) c WHERE w.id = $1) c""",
+        earliest,
+    )
+    await provisioner.demand(report(0, 1002, at=2, valid_for_seconds=24 * HOUR))
+    await at(provisioner, HOUR)
+    until = await provisioner.database.fetchval("SELECT drain_until FROM worker WHERE id = $1", latest)
+    assert until == after(2 * HOUR)
 
 
 async def test_a_busy_worker_leaves_after_its_task(provisioner: Provisioner) -> None:
@@ -208,6 +236,20 @@ async def test_the_default_drain_time_is_the_longest_task(provisioner: Provision
     until = (await provisioner.worker()).drain_until
     assert until is not None
     assert abs((until - after((age + drain) * HOUR)).total_seconds()) < 10
+
+
+async def test_the_default_drain_time_reads_no_day_of_claims(provisioner: Provisioner) -> None:
+    """It is read under the lock of its pool, of which a thousand workers may have ended a million tasks."""
+    await running(provisioner)
+    worker = await provisioner.worker()
+    await provisioner.end_claims(worker.id, 50_000)
+    await provisioner.database.execute("UPDATE claim SET started_at = started_at - interval '2 h' WHERE task_id = '7'")
+    await provisioner.database.execute("ANALYZE claim")
+    async with provisioner.database.acquire() as db:
+        assert await ageing.drain_seconds(db, "linux") == 2 * HOUR
+        (row,) = await db.fetch(f"EXPLAIN (ANALYZE, FORMAT JSON) {ageing.DRAIN_SECONDS.text}", "linux")
+    read = [step["Actual Rows"] for step in steps(row[0][0]["Plan"])]
+    assert sum(read) < 100, row[0]
 
 
 async def test_a_part_leaves_at_a_time(provisioner: Provisioner) -> None:

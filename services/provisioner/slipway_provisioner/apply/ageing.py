@@ -23,7 +23,8 @@ async def marked(
     """The locked workers, of which those that begin to drain know until when, and those that no longer do forget it."""
     lives = {life.worker_id: life for life in observed.lives}
     begin = {*steps.drain, *steps.stop}
-    default = await store.drain_seconds(tx, observed.pool.id) if begin else 0.0
+    is_usual = any(lives[id_].drain_seconds is None for id_ in begin)
+    default = await store.drain_seconds(tx, observed.pool.id) if is_usual else 0.0
     until = dict.fromkeys(steps.keep) | {id_: ageing.drain_until(lives[id_], now, default) for id_ in begin}
     return [
         msgspec.structs.replace(worker, drain_until=until[worker.id]) if worker.id in until else worker

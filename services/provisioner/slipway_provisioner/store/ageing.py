@@ -15,8 +15,10 @@ from slipway_provisioner.store.tables import FINISHING, in_states, worker, worke
 
 _LIVING: Final = f"""w.state IN ({states(REGISTERED)})
     OR (w.state IN ({states(ASKED_TO_STOP)}) AND w.may_finish AND w.idle_since IS NULL)"""
-# Up to 1000 registered workers of the pool $1 that reach a maximum age, those first that reach it first, after those
-# that drain: their maximum age may have been raised or removed since. $2 are the deadlines, $4 the seconds of a day.
+LIVES_MAX: Final = 1000
+# Registered workers of the pool $1 that reach a maximum age, those first that reach it first, and as many that drain:
+# their maximum age may have been raised or removed since. A thousand of these with long tasks leave others their turn.
+# $2 are the deadlines, $4 the seconds of a day.
 # Revisions are read first, since most pools have none of an age, and thousands of workers.
 LIVES: Final = f"""
 WITH revision AS MATERIALIZED (
@@ -34,12 +36,14 @@ FROM (
     SELECT w.id::text AS worker_id, w.drain_until IS NOT NULL AS draining,
         w.state NOT IN ({states(REGISTERED)}) AS leaving,
         w.idle_since IS NULL OR NOT ({SEEN_SINCE_DOWNTIME}) AS has_task,
-        coalesce(w.launched_at, w.registered_at, w.requested_at) AS born_at, d.*
+        coalesce(w.launched_at, w.registered_at, w.requested_at) AS born_at, d.*,
+        row_number() OVER (PARTITION BY w.drain_until IS NULL
+            ORDER BY coalesce(w.launched_at, w.registered_at, w.requested_at)
+                + least(d.maximum_age_seconds, d.credential_seconds) * interval '1 s', w.id) AS place
     FROM aged d
     JOIN worker w ON w.pool_id = $1 AND w.launch_config_id = d.config_id AND ({_LIVING})
-    WHERE d.maximum_age_seconds IS NOT NULL OR d.credential_seconds IS NOT NULL OR w.drain_until IS NOT NULL
-    ORDER BY w.drain_until IS NULL, coalesce(w.launched_at, w.registered_at, w.requested_at)
-        + least(d.maximum_age_seconds, d.credential_seconds) * interval '1 s', w.id LIMIT 1000) AS w"""
+    WHERE d.maximum_age_seconds IS NOT NULL OR d.credential_seconds IS NOT NULL OR w.drain_until IS NOT NULL) AS w
+WHERE w.place <= {LIVES_MAX} ORDER BY w.draining DESC, w.place"""
 DRAIN_SECONDS: Final = Statement(sa.select(demand.drain_seconds(sa.bindparam("pool_id", type_=sa.Text))))
 # Asked to stop so early that they are terminated when their time is over.
 OVERDUE: Final = Statement(

@@ -13,6 +13,7 @@ from sqlalchemy.dialects import postgresql
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, arrays, columns, given, names
 from slipway_common.declaration.deadlines import DRAIN_SECONDS_MAX, DRAIN_SECONDS_MIN
+from slipway_common.events.lifecycle import ENDED as STOPPED
 from slipway_common.events.lifecycle import LEAVING
 from slipway_provisioner.domain import accounting
 from slipway_provisioner.domain.accounting import Departures, Sample
@@ -22,7 +23,7 @@ from slipway_provisioner.domain.pool import Demand
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store import marks, tables, usage
 from slipway_provisioner.store.columns import states
-from slipway_provisioner.store.tables import claim
+from slipway_provisioner.store.tables import ENDED_CLAIM, LASTED, claim, in_states, worker
 
 D: Final = tables.demand.c
 REPORTED: Final = tuple(D[name] for name in Report.__struct_fields__)
@@ -154,10 +155,20 @@ async def is_unknown(db: Connection, pool_id: str, source: str) -> bool:
 def drain_seconds(pool_id: sa.ColumnElement[str]) -> sa.ColumnElement[float]:
     """Default of the time in which a worker of a pool that drains should end its task: its longest task of the last
     day, for which claims are kept, from an hour to a day."""
-    seconds = sa.extract("epoch", sa.func.coalesce(claim.c.ended_at, sa.func.slipway_clock()) - claim.c.started_at)
-    of_task = sa.func.least(sa.cast(seconds, sa.Double), sa.literal(DRAIN_SECONDS_MAX, sa.Double))
-    longest = sa.select(sa.func.max(of_task)).where(claim.c.pool_id == pool_id, claim.c.counted)
-    return sa.func.greatest(sa.literal(DRAIN_SECONDS_MIN, sa.Double), longest.correlate_except(claim).scalar_subquery())
+    ended = sa.select(sa.func.max(LASTED)).where(claim.c.pool_id == pool_id, ENDED_CLAIM)
+    # Found by their workers: there may be thousands of claims for each, and the open ones are of live workers.
+    began = (
+        sa.select(sa.func.min(claim.c.started_at))
+        .join(worker, worker.c.id == claim.c.worker_id)
+        .where(worker.c.pool_id == pool_id, ~in_states(STOPPED), claim.c.ended_at.is_(None), claim.c.counted)
+    )
+    longest = sa.func.greatest(
+        ended.correlate_except(claim).scalar_subquery(),
+        sa.func.slipway_clock() - began.correlate_except(claim, worker).scalar_subquery(),
+    )
+    seconds = sa.cast(sa.extract("epoch", longest), sa.Double)
+    least = sa.func.greatest(sa.literal(DRAIN_SECONDS_MIN, sa.Double), seconds)  # also without a task
+    return sa.func.least(least, sa.literal(DRAIN_SECONDS_MAX, sa.Double))
 
 
 async def store(tx: Connection, reports: Sequence[Report]) -> bool:

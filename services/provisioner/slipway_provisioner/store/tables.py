@@ -558,6 +558,9 @@ claim = Table(
 )
 Index("claim_recent", claim.c.pool_id, claim.c.source, claim.c.ended_at)
 Index("claim_ended", claim.c.ended_at, postgresql_where=claim.c.ended_at.is_not(None))
+LASTED: Final = claim.c.ended_at - claim.c.started_at
+ENDED_CLAIM: Final = claim.c.ended_at.is_not(None) & claim.c.counted
+Index("claim_longest", claim.c.pool_id, LASTED, postgresql_where=ENDED_CLAIM)
 Index("claim_open", claim.c.worker_id, postgresql_where=claim.c.ended_at.is_(None))
 Index("claim_worker", claim.c.worker_id, claim.c.ended_at)
 

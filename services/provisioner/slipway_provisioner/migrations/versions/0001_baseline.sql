@@ -595,6 +595,7 @@ CREATE TABLE claim (
     PRIMARY KEY (worker_id, source, task_id, claimed_at)
 );
 CREATE INDEX claim_ended ON claim (ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX claim_longest ON claim (pool_id, (ended_at - started_at)) WHERE ended_at IS NOT NULL AND counted;
 CREATE INDEX claim_open ON claim (worker_id) WHERE ended_at IS NULL;
 CREATE INDEX claim_recent ON claim (pool_id, source, ended_at);
 CREATE INDEX claim_worker ON claim (worker_id, ended_at);
