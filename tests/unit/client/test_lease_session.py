@@ -10,8 +10,9 @@ import pytest
 from fastapi import Request, Response
 
 from slipway_client.leases.admission import Admission, FailOpen
+from slipway_client.leases.admitting import Unleased
 from slipway_client.leases.broker import Broker
-from slipway_client.leases.session import Session, Unleased
+from slipway_client.leases.session import Session
 from slipway_client.leases.state import State
 from slipway_client.leases.terms import Wanted
 from slipway_common.base.clock import monotonic_seconds

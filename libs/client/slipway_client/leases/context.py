@@ -19,10 +19,11 @@ from types import FrameType
 from typing import Any, Final, Generic, TypeVar
 
 from slipway_client.leases.admission import FAIL_OPEN_VARIABLE, UNAVAILABLE_SECONDS, Admission, FailOpen
+from slipway_client.leases.admitting import Unleased
 from slipway_client.leases.errors import LeaseLost
 from slipway_client.leases.holder import holder
 from slipway_client.leases.log import log
-from slipway_client.leases.session import Session, Unleased, open_session, readable_token
+from slipway_client.leases.session import Session, open_session, readable_token
 from slipway_client.leases.terms import Lease, Wanted, parse_handle
 from slipway_client.transport.http import SERVICES, token_of
 from slipway_client.transport.switch import switched_off

@@ -9,10 +9,11 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from slipway_client.leases.admitting import Unleased
 from slipway_client.leases.child import FORWARDED, FROM_TERMINAL, Child, in_front_of_terminal
 from slipway_client.leases.environment import of_command, without_secrets
 from slipway_client.leases.holding import LeaseEnd
-from slipway_client.leases.session import Session, Unleased
+from slipway_client.leases.session import Session
 from slipway_client.leases.status_file import Status
 from slipway_client.leases.terms import Lease
 from slipway_common.base.process_group import CannotStart

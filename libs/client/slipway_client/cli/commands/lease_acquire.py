@@ -324,10 +324,11 @@ def acquire_gang(
     import asyncio
     from random import Random
 
-    from slipway_client.leases import gang
+    from slipway_client.leases.admitting import Unleased
     from slipway_client.leases.broker import Broker
+    from slipway_client.leases.gang import GangRequest
     from slipway_client.leases.log import log
-    from slipway_client.leases.session import Unleased, readable_token
+    from slipway_client.leases.session import readable_token
     from slipway_client.leases.state import State, folder
     from slipway_client.leases.terms import Gang, Member
     from slipway_common.base.ids import new_id
@@ -344,7 +345,8 @@ def acquire_gang(
     begun = _begun(max_wait, fail_open, chance=Random(wanted.request_id).random())  # noqa: S311 (spreads starts)
     broker = Broker(api.urls["lease-broker"], readable_token(lambda: api.token, begun.fail_open, log))
     state = State(folder(os.environ), broker.url, log)
-    leases = asyncio.run(gang.acquire(broker, wanted, begun, state, log=log))
+    request = GangRequest(broker, wanted, begun, state, Random(), log)  # noqa: S311 (spreads repetitions)
+    leases = asyncio.run(request.acquire())
     if isinstance(leases, Unleased):
         _print_unleased(wanted.request_id, leases.cause, LeaseFormat(output))
         return
