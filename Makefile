@@ -108,8 +108,7 @@ demo: $(if $(filter aws terraform,$(PROVIDER)),$(READY),$(RUNTIME)) $(if $(filte
 try-image: $(RUNTIME) ## A roll-out, a bad image and a rollback by commands on a simulated cloud: SEED=1 SPEED=40 FAULTS= MUTANT=
 	@$(RUN) -m $(BROKEN) slipway_local.demo.try_image
 
-check: $(READY) ## Words, formats, structure and baselines of this project, ruff, mypy, import contracts
-	@$(RUN) -m $(BROKEN) tests.tools.idiom
+check: $(READY) ## Structure and baselines of this project, ruff, mypy, import contracts
 	@$(RUN) -m $(BROKEN) tests.tools.structure --findings
 	@$(RUN) -m $(BROKEN) generate.baseline check
 	.venv/bin/ruff check .

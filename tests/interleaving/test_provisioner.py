@@ -488,7 +488,7 @@ async def test_a_confirm_that_waited_for_a_release_revives_nothing(provisioner: 
 
 @locking("store.leases.RENEWABLE", "store.leases.RENEW_ONE")
 async def test_two_replicas_renew_a_lease_once(provisioner: Provisioner) -> None:
-    """This holds for a second renewal that waited for the first, too."""
+    """Also when the second renewal waited for the first."""
     await provisioner.starting()
     await provisioner.leases(confirmed("lease-1", 300))
     await provisioner.set_clock(101)

@@ -1,9 +1,9 @@
 """`make structure`: checks sizes, layers and import cycles of the product and its benchmarks.
 
 Prints the longest files, the classes with most methods, the functions of the domains with most parameters, the files
-per layer; then a line per finding, import cycles included, and their number last. Exits with 1 if there is any. Imports
-inside functions and for type checking count as well, since they hide a cycle and do not remove it. With `--findings`,
-as in `make check`, only findings and their number are printed.
+per layer; then a line per finding, import cycles and second classes of one name included, and their number last. Exits
+with 1 if there is any. Imports inside functions and for type checking count as well, since they hide a cycle and do not
+remove it. With `--findings`, as in `make check`, only findings and their number are printed.
 """
 
 import ast
@@ -202,8 +202,23 @@ def findings(found: Sequence[Module]) -> list[str]:
             for size in functions(found)
             if size.number > PARAMETERS_MAX
         ),
+        *twins(found),
         *(f"import cycle: {path}" for path in cycles(imports(found))),
     ]
+
+
+def twins(found: Sequence[Module]) -> Iterator[str]:
+    """A line per public class with the name of another one in its service, library, or program of the client."""
+    places: dict[tuple[str, ...], list[str]] = {}
+    for module in found:
+        package = tuple(module.name.split(".")[: 1 + module.name.startswith("slipway_client.")])
+        if package[0].startswith("slipway_"):
+            for node in module.tree.body:
+                if isinstance(node, Class) and not node.name.startswith("_"):
+                    places.setdefault((*package, node.name), []).append(f"{module.path}:{node.lineno}")
+    for (*package, name), (first, *others) in places.items():
+        for other in others:
+            yield f"{other}: second public class {name} of {'.'.join(package)}; the first is {first}"
 
 
 def _descending(sizes: Iterable[Size]) -> list[Size]:

@@ -51,6 +51,10 @@ OFFENCES = {
         },
         "import cycle: slipway_x.a → slipway_x.a.b → slipway_x.c → slipway_x.a",
     ),
+    "second class of one name": (
+        {"libs/x/slipway_x/a.py": "class A: ...", "libs/x/slipway_x/b.py": "class _B: ...\nclass A: ..."},
+        "libs/x/slipway_x/b.py:2: second public class A of slipway_x; the first is libs/x/slipway_x/a.py:1",
+    ),
     "last line without an end": (
         {"generate/a.py": "a = 1\n" * LINES_MAX + "b = 2"},
         "generate/a.py: 601 lines, above 600",

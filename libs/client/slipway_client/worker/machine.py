@@ -20,7 +20,7 @@ from slipway_client.worker.core import INTERRUPTION, Notice, Worker
 from slipway_client.worker.imds import LINK_LOCAL, Identity, Imds
 from slipway_client.worker.log import log
 from slipway_common.base.clock import monotonic_seconds, utc_now
-from slipway_common.base.processes import INSTANCE_TAG, own_identity
+from slipway_common.base.process.identities import INSTANCE_TAG, own_identity
 
 # The variables of AWS' own tools.
 ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
@@ -74,8 +74,8 @@ def noticed(worker: Worker, notices: Sequence[Notice], now: float, wall: datetim
 
 
 class Machine:
-    """This machine. `imds` is its metadata service, if it is an EC2 instance, and `state` the directory in which its
-    agent keeps what outlives a restart."""
+    """The machine of this process. `imds` is its metadata service, if it is an EC2 instance, and `state` the directory
+    in which its agent keeps what outlives a restart."""
 
     def __init__(
         self,
