@@ -28,9 +28,9 @@ from bench.spread import Spread, spread
 from slipway_client.cli.declarations import Declarations
 from slipway_client.transport.http import Api, path
 from slipway_common.base.ids import hash_secret, new_secret
+from slipway_common.base.process.guard import guard
 from slipway_common.database import migrate, postgres
 from slipway_common.messaging import topic_admin
-from slipway_local.servers.guard import guard
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres

@@ -22,8 +22,8 @@ import msgspec
 
 from bench import committed
 from bench.claims import report as report_claims
+from slipway_common.base.process.guard import guard
 from slipway_local.servers.child import Child
-from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor, run
 
 ROOT: Final = Path(__file__).parents[1]

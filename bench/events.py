@@ -20,7 +20,7 @@ from bench import committed, decode, hop_latency, replay
 from bench.decode import Decoding
 from bench.hop_latency import HopLatency
 from bench.replay import Replay
-from slipway_local.servers.guard import guard
+from slipway_common.base.process.guard import guard
 from slipway_local.servers.jars import kafka_version, locked_jars
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.postgres import EmbeddedPostgres

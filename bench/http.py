@@ -28,8 +28,8 @@ from bench.leases.bench.http_client import HttpClient
 from bench.spread import Spread, spread
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import hash_secret
+from slipway_common.base.process.guard import guard
 from slipway_local.demo.deployment import Deployment
-from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor, run
 from slipway_provisioner.domain.registration import batch_secret
 from tests.support.harness import until

@@ -29,12 +29,12 @@ from bench.leases.bench import prefill
 from bench.loops.fleet import Size, fill
 from bench.own_time import waited_seconds
 from bench.publish_latency import numbered
+from slipway_common.base.process.guard import guard
 from slipway_common.database import migrate, postgres
 from slipway_common.events.topics import TOPIC_OF
 from slipway_common.messaging import topic_admin
 from slipway_common.messaging.envelope import encode
 from slipway_common.messaging.relay import partition_for
-from slipway_local.servers.guard import guard
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres

@@ -23,8 +23,8 @@ from bench.claims import report as report_claims
 from bench.events import surroundings
 from bench.fold import Fold
 from bench.publish_latency import PublishLatency
+from slipway_common.base.process.guard import guard
 from slipway_common.service import GARBAGE_OBJECTS
-from slipway_local.servers.guard import guard
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run

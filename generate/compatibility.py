@@ -58,7 +58,6 @@ def _resolved(schema: Schema, root: Schema) -> Schema:
 
 def _kinds(schema: Schema, root: Schema) -> frozenset[str]:
     """JSON types that a schema accepts."""
-
     schema = _resolved(schema, root)
     if "anyOf" in schema:
         return frozenset().union(*(_kinds(part, root) for part in schema["anyOf"]))

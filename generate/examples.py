@@ -197,7 +197,6 @@ EXAMPLES: Final[tuple[Any, ...]] = (
 
 def example(event: Any) -> dict[str, Any]:
     """Record of `event` as JSON: topic, key, headers and data."""
-
     topic = TOPIC_OF[type(event)]
     number = EXAMPLES.index(event) + 1
     outside = "monitors" in topic.producers

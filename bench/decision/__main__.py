@@ -35,7 +35,7 @@ from bench.decision.deployed import Deployed
 from bench.decision.load import Change, Reporter
 from bench.events import surroundings
 from slipway_common.base.clock import utc_now
-from slipway_local.servers.guard import guard
+from slipway_common.base.process.guard import guard
 from slipway_local.servers.supervisor import Supervisor, run
 from tests.e2e.windows import work_of
 from tests.support import harness

@@ -29,10 +29,10 @@ from bench.ec2.figures import Comparison, Played, Results
 from bench.ec2.side import CALL_SECONDS, IMAGE, Cell, Sample
 from bench.events import surroundings
 from bench.sides import Side, started
+from slipway_common.base.process.guard import guard
 from slipway_common.database import migrate
 from slipway_local.ec2.scenario import RUN, TERMINATE
 from slipway_local.ec2.server import EmbeddedEc2
-from slipway_local.servers.guard import guard
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run
 from tests.support.ec2 import AT_ONCE

@@ -30,9 +30,9 @@ from bench.fleet import figures
 from bench.fleet.parts import CALL_SECONDS, IMAGE, INSTANCE_TYPE, REGION, ZONE, Fleet, Listed, Played, Window
 from bench.sides import Side, started
 from slipway_common.base.ids import new_id
+from slipway_common.base.process.guard import guard
 from slipway_common.database import migrate
 from slipway_local.ec2.server import EmbeddedEc2
-from slipway_local.servers.guard import guard
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run
 from tests.support.ec2 import AT_ONCE

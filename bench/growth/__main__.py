@@ -31,11 +31,11 @@ from bench.events import surroundings
 from bench.growth import copies, coverage, day, locks
 from bench.growth.day import Day
 from bench.growth.locks import Locks
+from slipway_common.base.process.guard import guard
 from slipway_common.database.retention import PruneLoop
 from slipway_common.events import topics
 from slipway_common.service import Service, ServiceSettings
 from slipway_lease_broker.settings import Settings as BrokerSettings
-from slipway_local.servers.guard import guard
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor
 from slipway_provisioner.loops import expire, plan, roll_out

@@ -25,7 +25,7 @@ from bench.events import surroundings
 from bench.loops.cost import commit_seconds, cpu_seconds
 from bench.loops.fleet import Size, fill
 from bench.loops.work import WORK, Work, clean, make_due
-from slipway_local.servers.guard import guard
+from slipway_common.base.process.guard import guard
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run
 from tests.support.provisioner import Provisioner

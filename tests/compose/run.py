@@ -20,9 +20,9 @@ import httpx2
 import msgspec
 import yaml
 
+from slipway_common.base.process.guard import guard
 from slipway_local.servers.cache import to_the_end
 from slipway_local.servers.child import StartFailed
-from slipway_local.servers.guard import guard
 from slipway_local.servers.jars import classpath, ensure_jars
 from slipway_local.servers.java import find_java
 from slipway_local.servers.supervisor import Supervisor, run

@@ -21,9 +21,9 @@ import uvicorn
 from fastapi import FastAPI, Response
 
 from slipway_client.worker.machine import DISABLED, ENDPOINT
-from slipway_common.base import processes
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import hash_secret, new_id
+from slipway_common.base.process import identities
 from slipway_common.events.worker import WorkerClaimed, WorkerErrorReported, WorkerIdle, WorkerRegistered, WorkerStopped
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -116,7 +116,7 @@ class Agent:
 
     def processes(self) -> list[int]:
         """Processes that carry its tag, itself included."""
-        return [process.pid for process in processes.tagged(TAG, self.tag)]
+        return [process.pid for process in identities.tagged(TAG, self.tag)]
 
     def groups(self) -> dict[int, int]:
         """Process group of each process that still exists."""
@@ -258,8 +258,8 @@ async def scene(postgres: EmbeddedPostgres, tmp_path: Path) -> AsyncIterator[Sce
         scene.batch_id = (await scene.worker()).batch_id or ""
         yield scene
         for agent in scene.agents:
-            for process in processes.tagged(TAG, agent.tag):
-                processes.send(process.identity, signal.SIGKILL)
+            for process in identities.tagged(TAG, agent.tag):
+                identities.send(process.identity, signal.SIGKILL)
             await agent.process.wait()
 
 
@@ -277,7 +277,7 @@ async def test_a_worker_with_two_tasks(scene: Scene) -> None:
     ]
     async with scene.serving():
         agent = await scene.start("run", tasks_per_worker=2)
-        own = processes.identity(agent.pid)
+        own = identities.identity(agent.pid)
         await until(lambda: ("claim", "task-2") in scene.queue.calls, "the second task runs")
         task = await until(agent.task)
         assert (os.getsid(task), environment(task)["SLIPWAY_TASK_ID"]) == (agent.pid, "task-2")

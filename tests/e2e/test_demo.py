@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.base.processes import INSTANCE_TAG
+from slipway_common.base.process.identities import INSTANCE_TAG
 from tests.support.harness import PATIENCE_SECONDS, until
 from tests.support.linux import needs_linux
 

@@ -16,13 +16,13 @@ import msgspec
 import pytest
 from aiokafka import AIOKafkaConsumer
 
-from slipway_common.base import processes
 from slipway_common.base.clock import utc_now
 from slipway_common.base.percent import encoded
-from slipway_common.base.processes import INSTANCE_TAG, Process
+from slipway_common.base.process import identities
+from slipway_common.base.process.guard import guard
+from slipway_common.base.process.identities import INSTANCE_TAG, Process
 from slipway_common.declaration.models import Declaration
 from slipway_local.demo.deployment import Deployment
-from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts, ledger
 from tests.support.folders import temporary_folder
@@ -144,7 +144,7 @@ class Stories:
         await self.tasks("killed-machine", 1)
         busy = await self.until_busy("killed-machine")
         for process in busy.processes:
-            processes.send(process.identity, signal.SIGKILL)
+            identities.send(process.identity, signal.SIGKILL)
         return busy
 
     async def drained(self) -> "Busy":
@@ -245,7 +245,7 @@ class Stories:
 
     def processes(self, worker: dict[str, Any]) -> list[Process]:
         """Processes of a worker's instance, the leader first, by the kernel."""
-        return processes.tagged(INSTANCE_TAG, self.tag + encoded(worker["account_id"], worker["batch_id"]) + "/")
+        return identities.tagged(INSTANCE_TAG, self.tag + encoded(worker["account_id"], worker["batch_id"]) + "/")
 
     def ledger(self, pool: str) -> list[facts.TaskClaimed | facts.TaskEnded]:
         """Claims and ends of a pool's tasks, by the queue's ledger."""
@@ -336,8 +336,8 @@ async def stories() -> AsyncIterator[Stories]:
             await asyncio.wait(tasks)
             # The provisioner first, or it would launch others.
             await supervisor.kill("provisioner")
-            for process in processes.tagged(INSTANCE_TAG, stories.tag):
-                processes.send(process.identity, signal.SIGKILL)
+            for process in identities.tagged(INSTANCE_TAG, stories.tag):
+                identities.send(process.identity, signal.SIGKILL)
             await deployment.remove()
 
 
@@ -358,7 +358,7 @@ async def test_killed_agent(stories: Stories) -> None:
     ]
     assert await stories.claims(worker) == [("simulator", "killed-agent-1", True)]
     await see(lambda: stories.processes(worker) == [], "the task's process is gone too")
-    assert not processes.alive(task.identity)
+    assert not identities.alive(task.identity)
     again = await stories.second_run("killed-agent", first=worker)
     assert (await stories.until_published(again, "claimed"))[:4] == ["requested", "launched", "registered", "claimed"]
     assert await stories.exit_code(worker) == -signal.SIGKILL

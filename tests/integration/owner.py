@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slipway_local.servers.guard import guard
+from slipway_common.base.process.guard import guard
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Part, Service, Supervisor, run

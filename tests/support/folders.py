@@ -22,7 +22,7 @@ ROOM_BYTES: Final = 4 * 2**30
 @contextlib.contextmanager
 def temporary_folder(prefix: str = "slipway-") -> Iterator[Path]:
     """A folder that is removed afterwards, even if this process is killed."""
-    from slipway_local.servers.guard import guard
+    from slipway_common.base.process.guard import guard
 
     parent = MEMORY if room_bytes() >= ROOM_BYTES else None
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:

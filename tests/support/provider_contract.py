@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from slipway_common.base import processes
 from slipway_common.base.percent import encoded
-from slipway_common.base.processes import INSTANCE_TAG
+from slipway_common.base.process import identities
+from slipway_common.base.process.identities import INSTANCE_TAG
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider
 from tests.support import providers
@@ -81,10 +81,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 async def clear() -> None:
     """Kill every process of the deployment of this test run, and wait until they are gone."""
 
-    def left() -> list[processes.Process]:
-        found = processes.tagged(INSTANCE_TAG, encoded(providers.DEPLOYMENT) + "/")
+    def left() -> list[identities.Process]:
+        found = identities.tagged(INSTANCE_TAG, encoded(providers.DEPLOYMENT) + "/")
         for process in found:
-            processes.send(process.identity, signal.SIGKILL)
+            identities.send(process.identity, signal.SIGKILL)
         return found
 
     await until(lambda: not left(), "every process of the deployment is gone")

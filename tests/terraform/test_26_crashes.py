@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from slipway_common.base.process.programs import is_exiting
 from slipway_terraform.domain.errors import OutcomeUnknown, ProviderCrashed
-from slipway_terraform.plugins.process import is_exiting
 from slipway_terraform.scheduler.lease import SharedLease
 from tests.support.plugins import plugin, plugins_in, runs, shared, soon, until
 

@@ -9,9 +9,9 @@ import signal
 import psutil
 import pytest
 
+from slipway_common.base.process.guard import Guard
 from slipway_local.terraform.ledger import Fault
 from slipway_terraform.domain.results import Changes, Command, Scope
-from slipway_terraform.plugins.guard import Guard
 from slipway_terraform.runs.process import Ended, Interruption, run_process
 from slipway_terraform.scheduler.shared import SharedScheduler
 from tests.support.harness import until
@@ -92,7 +92,7 @@ async def test_a_run_that_the_kernel_does_not_end(
     stuck = f"trap '' INT; echo $$ >{place.folder}/pid; while :; do sleep 0.1; done"
     tool.write_text(f'#!/bin/sh\ncase "$1" in apply) {stuck} ;; esac\nexec {place.settings().tool} "$@"\n')
     tool.chmod(0o755)
-    monkeypatch.setattr("slipway_terraform.runs.process.KILL_SECONDS", 0.2)
+    monkeypatch.setattr("slipway_common.base.process.programs.KILL_SECONDS", 0.2)
 
     def killpg(group: int, signum: int) -> None:
         if signum != signal.SIGKILL:
@@ -111,7 +111,7 @@ async def test_a_run_that_the_kernel_does_not_end(
             run = await operation.wait()
             assert run.failure is not None
             assert run.failure.message == "not needed"
-            assert f"process {pid} did not end after SIGKILL; check its state" in caplog.text
+            assert f"process {pid} of {tool} did not end after SIGKILL; check its state" in caplog.text
             assert (await runs.run(Command.PLAN, "w-2", job, state=None, deadline=soon())).failure is None
             assert psutil.pid_exists(pid)
         finally:
@@ -122,10 +122,10 @@ async def test_a_program_whose_start_the_kernel_does_not_end(place: Place, monke
     """As that of a binary on a file server that is gone: only its own run is given up."""
     stuck, noted, kill_group = place.folder / "stuck.py", place.folder / "pid", os.killpg
     stuck.write_text(f"import os, time\nopen({str(noted)!r}, 'w').write(str(os.getpid()))\ntime.sleep(15)\n")
-    monkeypatch.setattr("slipway_terraform.plugins.launch.__file__", str(stuck))
-    monkeypatch.setattr("slipway_terraform.runs.process.KILL_SECONDS", 0.2)
+    monkeypatch.setattr("slipway_common.base.process.launch.__file__", str(stuck))
+    monkeypatch.setattr("slipway_common.base.process.programs.KILL_SECONDS", 0.2)
     monkeypatch.setattr("os.killpg", lambda group, signum: None)
-    interruption, guard = Interruption(), Guard(place.folder / "guarded")
+    interruption, guard = Interruption(), Guard()
     run = asyncio.ensure_future(
         run_process(
             ["/bin/true"],
@@ -157,7 +157,7 @@ async def test_a_daemon_that_a_module_starts(
     start = f"setsid sh -c 'echo $$ >{noted}; exec sleep 15' & until [ -s {noted} ]; do sleep 0.05; done"
     tool.write_text(f'#!/bin/sh\ncase "$1" in apply) {start} ;; esac\nexec {place.settings().tool} "$@"\n')
     tool.chmod(0o755)
-    monkeypatch.setattr("slipway_terraform.runs.process.DRAIN_SECONDS", 0.2)
+    monkeypatch.setattr("slipway_common.base.process.programs.DRAIN_SECONDS", 0.2)
     async with driver(place, shared, tool=tool) as runs:
         run = await runs.run(Command.APPLY, "w-1", place.job(), state=None, deadline=soon())
         assert run.failure is None

@@ -121,8 +121,9 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> None:
             kill_group(group, signum)
 
     monkeypatch.setattr("os.killpg", killpg)
-    for name in ("runner.SHUTDOWN_SECONDS", "runner.TERMINATE_SECONDS", "process.KILL_SECONDS"):
-        monkeypatch.setattr(f"slipway_terraform.plugins.{name}", 0.2)
+    for name in ("SHUTDOWN_SECONDS", "TERMINATE_SECONDS"):
+        monkeypatch.setattr(f"slipway_terraform.plugins.runner.{name}", 0.2)
+    monkeypatch.setattr("slipway_common.base.process.programs.KILL_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("unkillable")

@@ -28,8 +28,8 @@ from typing import Final
 import msgspec
 
 from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.process.guard import guard
 from slipway_local.servers.child import Child
-from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor
 from slipway_local.servers.supervisor import run as run_supervised
 
@@ -348,7 +348,6 @@ def environment(folder: Path) -> dict[str, str]:
 
 async def read(root: Path, documents: Sequence[Path], place: Path) -> list[Outcome]:
     """Run the documents and return their outcomes."""
-
     outcomes: list[Outcome] = []
     found: dict[Path, list[Command]] = {}
     for path in documents:

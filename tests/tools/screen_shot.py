@@ -21,9 +21,9 @@ from rich.cells import cell_len
 
 from slipway_client.view.screen import MOODS
 from slipway_client.view.table import EIGHTHS, STATES
+from slipway_common.base.process.guard import guard
 from slipway_local.demo.deployment import Deployment
 from slipway_local.servers.child import until
-from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor
 from tests.drills.declared import Account, Pool, declaration
 from tests.drills.harness import Harness, add_tasks

@@ -216,9 +216,9 @@ def twins(found: Sequence[Module]) -> Iterator[str]:
             for node in module.tree.body:
                 if isinstance(node, Class) and not node.name.startswith("_"):
                     places.setdefault((*package, node.name), []).append(f"{module.path}:{node.lineno}")
-    for (*package, name), (first, *others) in places.items():
+    for key, (first, *others) in places.items():
         for other in others:
-            yield f"{other}: second public class {name} of {'.'.join(package)}; the first is {first}"
+            yield f"{other}: second public class {key[-1]} of {'.'.join(key[:-1])}; the first is {first}"
 
 
 def _descending(sizes: Iterable[Size]) -> list[Size]:

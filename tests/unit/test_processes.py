@@ -11,10 +11,10 @@ from typing import Final
 
 import pytest
 
-from slipway_common.base import processes
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import new_id
-from slipway_common.base.processes import alive, identity, own_identity, tagged
+from slipway_common.base.process import identities
+from slipway_common.base.process.identities import alive, identity, own_identity, tagged
 from tests.support.linux import needs_linux
 
 ROOT: Final = Path(__file__).parents[2]
@@ -81,11 +81,11 @@ def test_a_reused_process_id_is_another_process(start: Start) -> None:
     pid, ticks, boot = real.split("-")
     for other in (f"{pid}-{int(ticks) - 1}-{boot}", f"{pid}-{ticks}-00000000", pid, "", "-1-2", "x", f"{pid}-"):
         assert not alive(other)
-        assert not processes.send(other, signal.SIGKILL)
+        assert not identities.send(other, signal.SIGKILL)
     assert alive(real)
-    assert processes.send(real, signal.SIGKILL)
+    assert identities.send(real, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    assert not processes.send(real, signal.SIGKILL)
+    assert not identities.send(real, signal.SIGKILL)
 
 
 def test_a_zombie_is_gone(start: Start) -> None:
@@ -99,7 +99,7 @@ def test_a_zombie_is_gone(start: Start) -> None:
     assert os.path.exists(f"/proc/{process.pid}")
     assert identity(process.pid) is None
     assert not alive(real)
-    assert processes.child_identity(process.pid) == real
+    assert identities.child_identity(process.pid) == real
     assert tagged(TAG, "zombie") == []
 
 
@@ -127,7 +127,7 @@ def test_a_name_with_parentheses_is_parsed(start: Start) -> None:
     process = start("printf ') R 1 1 1' > /proc/$$/comm; echo up; read line")
     next_line(process)
     assert (identity(process.pid) or "").startswith(f"{process.pid}-")
-    assert [p.session for p in processes.running(TAG) if p.pid == process.pid] == [process.pid]
+    assert [p.session for p in identities.running(TAG) if p.pid == process.pid] == [process.pid]
 
 
 def test_a_process_in_the_middle_of_an_exec_keeps_its_tag(start: Start) -> None:
@@ -136,7 +136,7 @@ def test_a_process_in_the_middle_of_an_exec_keeps_its_tag(start: Start) -> None:
     loop = 'exec "$0" -c "$1" "$0" "$1"'
     process = start(f"echo up; exec sh -c '{loop}' sh '{loop}'", tag=mine)
     next_line(process)
-    found = [read.tag if (read := processes._read_process(process.pid, TAG)) else None for _ in range(2000)]
+    found = [read.tag if (read := identities._read_process(process.pid, TAG)) else None for _ in range(2000)]
     assert found == [mine] * 2000
     assert [p.pid for p in tagged(TAG, mine)] == [process.pid]
 
@@ -153,7 +153,7 @@ READS: list[tuple[list[tuple[bool, bytes]], str]] = [
 def test_an_environment_is_read_until_it_is_complete(
     monkeypatch: pytest.MonkeyPatch, reads: list[tuple[bool, bytes]], tag: str
 ) -> None:
-    real_read, left = processes._read, list(reads)
+    real_read, left = identities._read, list(reads)
 
     def read(folder: int, name: str) -> bytes:
         if name == "environ":
@@ -166,19 +166,19 @@ def test_an_environment_is_read_until_it_is_complete(
     def real_stat(folder: int) -> list[bytes]:
         return real_read(folder, "stat").rpartition(b") ")[2].split()
 
-    monkeypatch.setattr(processes, "_read", read)
-    found = processes._read_process(os.getpid(), TAG)
+    monkeypatch.setattr(identities, "_read", read)
+    found = identities._read_process(os.getpid(), TAG)
     assert found is not None
     assert (found.tag, left) == (tag, [])
 
 
 def test_an_exec_that_does_not_end_fails_the_listing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The listing fails, since one without the process would prove that it has ended."""
-    fields = processes._stat(os.open(f"/proc/{os.getpid()}", os.O_RDONLY))
+    fields = identities._stat(os.open(f"/proc/{os.getpid()}", os.O_RDONLY))
     between = b"1 (x) " + b" ".join([*fields[:47], b"0", b"0", *fields[49:]])
-    monkeypatch.setattr(processes, "_read", lambda _, name: b"" if name == "environ" else between)
-    monkeypatch.setattr(processes, "EXEC_SECONDS", 0.0)
-    with pytest.raises(processes.Unsettled, match="middle of an exec"):
+    monkeypatch.setattr(identities, "_read", lambda _, name: b"" if name == "environ" else between)
+    monkeypatch.setattr(identities, "EXEC_SECONDS", 0.0)
+    with pytest.raises(identities.Unsettled, match="middle of an exec"):
         tagged(TAG)
 
 
@@ -195,7 +195,7 @@ def test_unreadable_processes_have_no_tag(start: Start) -> None:
                 os.setgid(65534)
                 os.setuid(65534)
             hidden = tagged(TAG, mine) == [] or os.getuid() != 65534
-            os._exit(0 if hidden and any(p.pid == 1 and not p.tag for p in processes.running("PATH")) else 1)
+            os._exit(0 if hidden and any(p.pid == 1 and not p.tag for p in identities.running("PATH")) else 1)
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -204,10 +204,10 @@ def test_unreadable_processes_have_no_tag(start: Start) -> None:
 
 def test_without_proc_the_listing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other systems get an error, not an empty list, which would mean that nothing runs."""
-    monkeypatch.setattr(processes, "supported", lambda: False)
-    with pytest.raises(processes.Unsupported, match="Linux"):
+    monkeypatch.setattr(identities, "supported", lambda: False)
+    with pytest.raises(identities.Unsupported, match="Linux"):
         tagged(TAG)
-    with pytest.raises(processes.Unsupported):
+    with pytest.raises(identities.Unsupported):
         own_identity()
 
 

@@ -28,8 +28,8 @@ from bench.leases.bench.pairs import KafkaPool, Pairs, measured, over_http, pair
 from bench.leases.bench.system import SERVICE, System, commits_per_second
 from bench.spread import Spread, spread
 from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.process.guard import guard
 from slipway_common.events.lease import LeaseGranted
-from slipway_local.servers.guard import guard
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run

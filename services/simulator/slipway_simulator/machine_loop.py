@@ -163,7 +163,6 @@ async def _post_until_answered(driver: Driver, rng: Random, url: str, token: str
 
 async def _attempt(driver: Driver, method: str, url: str, token: str, body: dict[str, Any] | None) -> Answer | None:
     """Send a request once; returns None if there is no answer or only a temporary error."""
-
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
         response = await driver.client.request(method, url, json=body, headers=headers)

@@ -148,7 +148,6 @@ class Contact(msgspec.Struct):
 
 def next_act(machine: Machine, contact: Contact, rules: Scenario, *, work: bool, now: float) -> Act:
     """The next action. `work`: the queue of the machine's pool has something to start."""
-
     if machine.refused or (not machine.pool_id and machine.boots_at is None):
         return Wait(None)
     if machine.is_unknown:

@@ -15,9 +15,9 @@ import httpx2
 import pytest
 from msgspec.structs import replace
 
-from slipway_common.base import processes
 from slipway_common.base.percent import encoded
-from slipway_common.base.processes import INSTANCE_TAG
+from slipway_common.base.process import identities
+from slipway_common.base.process.identities import INSTANCE_TAG
 from slipway_local.ec2.facts import Call as Ec2Call
 from slipway_local.ec2.facts import InstanceCreated as Ec2Created
 from slipway_local.ec2.facts import Launch
@@ -159,7 +159,7 @@ async def on_this_host(local: Processes, folder: Path) -> AsyncIterator[Setup]:
 
         def leaders() -> set[str]:
             tag = encoded(DEPLOYMENT, ACCOUNT, asked.batch_id) + "/"
-            return {process.identity for process in processes.tagged(INSTANCE_TAG, tag) if process.leads}
+            return {process.identity for process in identities.tagged(INSTANCE_TAG, tag) if process.leads}
 
         log = folder / f"{asked.batch_id}-2.log"
         os.mkfifo(log)

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common.base import processes
 from slipway_common.base.clock import utc_now
 from slipway_common.base.percent import encoded
-from slipway_common.base.processes import INSTANCE_TAG
+from slipway_common.base.process import identities
+from slipway_common.base.process.identities import INSTANCE_TAG
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from slipway_provisioner.providers.process import AccountSettings, Processes, instances
@@ -76,14 +76,14 @@ async def test_the_whole_session_ends_with_its_leader(local: Processes, tmp_path
     (created,) = await local.create(here, request())
     await until(lambda: (tmp_path / "all").exists(), "all children run")
     pids = [int(line) for line in (tmp_path / "all").read_text().split()]
-    run = [identity for pid in pids if (identity := processes.identity(pid))]
+    run = [identity for pid in pids if (identity := identities.identity(pid))]
     assert len(run) == 5
     try:
         await local.terminate(here, [created])
-        await until(lambda: not any(map(processes.alive, run)), "none of them runs")
+        await until(lambda: not any(map(identities.alive, run)), "none of them runs")
     finally:
         for identity in run:
-            processes.send(identity, signal.SIGKILL)
+            identities.send(identity, signal.SIGKILL)
 
 
 async def test_processes_left_by_a_dead_leader_are_an_orphan(local: Processes, tmp_path: Path) -> None:
@@ -91,10 +91,10 @@ async def test_processes_left_by_a_dead_leader_are_an_orphan(local: Processes, t
     here = account(command=["sh", "-c", "sleep 600 & sleep 600 & wait"])
     asked = request()
     (created,) = await local.create(here, asked)
-    await until(lambda: len(processes.tagged(INSTANCE_TAG, encoded(DEPLOYMENT))) == 3, "both children run")
+    await until(lambda: len(identities.tagged(INSTANCE_TAG, encoded(DEPLOYMENT))) == 3, "both children run")
     assert [i.id for i in await local.instances(here)] == [created]
-    assert processes.send(created, signal.SIGKILL)
-    await until(lambda: not processes.alive(created), "the leader is gone")
+    assert identities.send(created, signal.SIGKILL)
+    await until(lambda: not identities.alive(created), "the leader is gone")
     left = await local.instances(here)
     assert [instance.batch_id for instance in left] == [asked.batch_id]
     orphan = left[0]
@@ -102,7 +102,7 @@ async def test_processes_left_by_a_dead_leader_are_an_orphan(local: Processes, t
     assert not await local.exists(here, created, launched_at=None)
     assert await local.exists(here, orphan.id, launched_at=None)
     await local.terminate(here, [orphan.id])
-    await until(lambda: not processes.tagged(INSTANCE_TAG, encoded(DEPLOYMENT)), "nothing is left")
+    await until(lambda: not identities.tagged(INSTANCE_TAG, encoded(DEPLOYMENT)), "nothing is left")
     assert await local.instances(here) == []
 
 
@@ -204,7 +204,7 @@ async def test_unusable_settings(local: Processes, settings: dict[str, Any], wor
 
 
 async def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "supported", lambda: False)
+    monkeypatch.setattr(identities, "supported", lambda: False)
     provider = Processes(provider_settings())
     assert "Linux" in provider.problem({}, "here")
     await provider.close()
@@ -226,7 +226,7 @@ async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Process
         cwd=ROOT,
     )
     try:
-        await until(lambda: len(processes.tagged(INSTANCE_TAG, encoded(DEPLOYMENT))) == 5, "five of ten were started")
+        await until(lambda: len(identities.tagged(INSTANCE_TAG, encoded(DEPLOYMENT))) == 5, "five of ten were started")
     finally:
         killed.kill()
         await killed.wait()
@@ -239,7 +239,7 @@ async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Process
     assert {msgspec.json.decode(path.read_bytes())["batch_id"] for path in seen} == {asked.batch_id}
     for instance in listed:
         await local.terminate(here, [instance.id])
-    await until(lambda: not processes.tagged(INSTANCE_TAG, encoded(DEPLOYMENT)), "nothing is left")
+    await until(lambda: not identities.tagged(INSTANCE_TAG, encoded(DEPLOYMENT)), "nothing is left")
 
 
 @needs_linux
@@ -262,8 +262,8 @@ async def test_processes_outlive_a_provisioner_that_stops(tmp_path: Path) -> Non
 def test_the_instance_of_a_tag_is_its_leader() -> None:
     """The session leader represents its tag, otherwise the oldest process that is left."""
 
-    def process(pid: int, session: int, tag: str) -> processes.Process:
-        return processes.Process(
+    def process(pid: int, session: int, tag: str) -> identities.Process:
+        return identities.Process(
             pid=pid, identity=str(pid), session=session, start_ticks=pid, started_at=utc_now(), tag=tag
         )
 

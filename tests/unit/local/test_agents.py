@@ -8,8 +8,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from slipway_common.base import processes
 from slipway_common.base.ids import new_id
+from slipway_common.base.process import identities
 from slipway_common.events import worker as events
 from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.messaging.envelope import Envelope
@@ -218,7 +218,7 @@ async def test_a_running_agent_without_its_tag_is_counted(tmp_path: Path) -> Non
     await agents.start(Supervisor())
     child = await asyncio.create_subprocess_exec("sleep", "60")
     try:
-        identity = processes.child_identity(child.pid)
+        identity = identities.child_identity(child.pid)
         start = identity.split("-")[1]
         with agents.path.open("a") as lines:
             lines.write(f"{child.pid} {start} {agents.tag}here/b1/1/c/i\n")

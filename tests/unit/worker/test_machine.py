@@ -21,7 +21,7 @@ from slipway_client.worker.machine import (
     this_machine,
 )
 from slipway_client.worker.settings import Settings
-from slipway_common.base.processes import INSTANCE_TAG, own_identity
+from slipway_common.base.process.identities import INSTANCE_TAG, own_identity
 from tests.support.harness import until
 from tests.support.imds import INSTANCE_ID, fake_imds
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway_common.base import processes
-from slipway_common.base.process_group import Group
+from slipway_common.base.process import identities
+from slipway_common.base.process.groups import Group
 from tests.support.harness import until
 from tests.support.linux import needs_linux
 
@@ -33,21 +33,31 @@ async def test_no_foreign_group_is_killed(tmp_path: Path, monkeypatch: pytest.Mo
     """The rest of the group is killed while the leader's pid cannot be reused; nothing is signalled after that."""
     kills: list[bool] = []
     monkeypatch.setattr(os, "killpg", spied(kills))
-    group = Group.start(["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/left; exit 3"], {})
-    assert await group.wait() == 3
+    group = Group.start(["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/left; exit 3"], os.environ)
+    assert await group.end() == 3
     assert kills == [True]
     left = int((tmp_path / "left").read_text())
-    await until(lambda: processes.identity(left) is None, "what it left has ended")
+    await until(lambda: identities.identity(left) is None, "what it left has ended")
     group.send(signal.SIGTERM)
     assert kills == [True]
+
+
+async def test_an_end_is_noticed_without_pidfds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS. The rest of the group is killed there, too."""
+    monkeypatch.delattr(os, "pidfd_open")
+    group = Group.start(["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/left; kill -TERM $$"], os.environ)
+    assert await group.end() == 128 + signal.SIGTERM
+    left = int((tmp_path / "left").read_text())
+    monkeypatch.undo()
+    await until(lambda: identities.identity(left) is None, "what it left has ended")
 
 
 async def test_a_command_ignores_no_signals(capfd: pytest.CaptureFixture[str]) -> None:
     """Signals that this process ignores, as in the background of a script, get their default action in the command."""
     before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)
     try:
-        group = Group.start(["sh", "-c", "kill -QUIT $$; echo still here"], {})
-        assert await group.wait() == 128 + signal.SIGQUIT
+        group = Group.start(["sh", "-c", "kill -QUIT $$; echo still here"], os.environ)
+        assert await group.end() == 128 + signal.SIGQUIT
     finally:
         signal.signal(signal.SIGQUIT, before)
     assert "still here" not in capfd.readouterr().out

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from slipway_client.leases.state import State, folder
 from slipway_client.leases.terms import Lease, Wanted
-from slipway_common.base import processes
+from slipway_common.base.process import identities
 from slipway_common.events.lease import ReplacedLease
 
 
@@ -40,6 +40,6 @@ class Attempt:
 def _caller() -> str:
     """Identity of the parent process, which a later process of the same pid does not share."""
     try:
-        return processes.identity(os.getppid()) or ""
-    except processes.Unsupported:
+        return identities.identity(os.getppid()) or ""
+    except identities.Unsupported:
         return str(os.getppid())

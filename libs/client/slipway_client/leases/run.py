@@ -16,7 +16,7 @@ from slipway_client.leases.holding import LeaseEnd
 from slipway_client.leases.session import Session
 from slipway_client.leases.status_file import Status
 from slipway_client.leases.terms import Lease
-from slipway_common.base.process_group import CannotStart
+from slipway_common.base.process.groups import CannotStart
 
 STOP_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
@@ -125,7 +125,7 @@ class _Running:
     ) -> Outcome:
         """Start the command, renew its lease while it runs, and wait for it."""
         try:
-            self._child = await Child.start(command, environment, self._on_loss)
+            self._child = Child.start(command, environment, self._on_loss)
         except CannotStart as error:
             self._log(str(error))
             return Outcome(error.exit_code, cause="cannot-start")

@@ -19,9 +19,9 @@ from slipway_client.worker.machine import Machine, this_machine
 from slipway_client.worker.provisioner import Provisioner, run_calls
 from slipway_client.worker.queue import Queue
 from slipway_client.worker.tasks import Claim, Finish, Quit, Renew, Run, StartTask, Task, Terminate, next_work
-from slipway_client.worker.user_data import UserData
+from slipway_client.worker.user_data import UserData, handed_on
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.base.process_group import CannotStart, Group, describe_exit
+from slipway_common.base.process.groups import CannotStart, Group, describe_exit
 
 Result = TypeVar("Result")
 
@@ -132,7 +132,7 @@ class _Running:
     async def _start(self, task: Task) -> None:
         self._change(tasks.started(self.state))
         try:
-            self._group = Group.start(task.command, {"SLIPWAY_TASK_ID": task.task_id})
+            self._group = Group.start(task.command, handed_on({"SLIPWAY_TASK_ID": task.task_id}))
         except CannotStart as error:
             log(str(error))
             self._change(tasks.exited(self.state, error.exit_code, monotonic_seconds()))
@@ -140,7 +140,7 @@ class _Running:
             self._exit = asyncio.create_task(self._exited(self._group))
 
     async def _exited(self, group: Group) -> None:
-        code = await group.wait()
+        code = await group.end()
         self._change(tasks.exited(self.state, code, monotonic_seconds()))
 
     def _terminate(self, *, kill: bool) -> None:

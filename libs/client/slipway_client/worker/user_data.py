@@ -1,6 +1,8 @@
 """User data of a machine. The secret stays in this process: it is in no environment, argument or log."""
 
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +13,8 @@ from slipway_common.base.text import Name
 
 REGISTER_PATH: Final = "/workers/register"
 DEFAULT_SOURCE: Final = "agent"
+# The path of the user data is not handed on to commands.
+OWN_VARIABLES: Final = frozenset({"SLIPWAY_USER_DATA"})
 
 
 class InvalidUserData(Exception):
@@ -53,6 +57,11 @@ def read(where: str) -> UserData:
     except msgspec.MsgspecError as error:
         advice = "expected the JSON that the provisioner gives to machines; see `slipway-worker run --help`"
         raise InvalidUserData(f"user data from {named}: {error}; {advice}") from error
+
+
+def handed_on(variables: Mapping[str, str]) -> dict[str, str]:
+    """Environment of a command: ours without what is for this process alone, and `variables`."""
+    return {name: value for name, value in os.environ.items() if name not in OWN_VARIABLES} | dict(variables)
 
 
 def _without_nulls(raw: Any) -> Any:

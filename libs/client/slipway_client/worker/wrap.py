@@ -22,9 +22,9 @@ from slipway_client.worker.hooks import POOL, SOCKET, SOURCE, TASK
 from slipway_client.worker.log import log
 from slipway_client.worker.machine import Machine, this_machine
 from slipway_client.worker.provisioner import Provisioner, run_calls
-from slipway_client.worker.user_data import UserData
+from slipway_client.worker.user_data import UserData, handed_on
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.base.process_group import CannotStart, Group, describe_exit
+from slipway_common.base.process.groups import CannotStart, Group, describe_exit
 from slipway_common.base.text import Name
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -127,7 +127,7 @@ class _Wrapping:
     async def _start(self, path: Path) -> None:
         self._change(agent.started(self.state))
         try:
-            self._group = Group.start(self._command, self._environment(path))
+            self._group = Group.start(self._command, handed_on(self._environment(path)))
         except CannotStart as error:
             log(str(error))
             self._change(agent.exited(self.state, error.exit_code, str(error), monotonic_seconds()))
@@ -140,7 +140,7 @@ class _Wrapping:
         return given | {SOCKET: str(path), TASK: ""}  # without the task that this process may be part of
 
     async def _exited(self, group: Group) -> None:
-        code = await group.wait()
+        code = await group.end()
         log(f"the agent exited: {describe_exit(code)}")
         self._change(agent.exited(self.state, code, describe_exit(code), monotonic_seconds()))
 

@@ -66,7 +66,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 async def gather(*, ledger_path: Path, kafka: str, prefix: str, database_url: str, settle_seconds: float) -> Evidence:
     """Read all three sources. The system keeps running meanwhile, so the ledger is read last: instances that ended in
     between are already terminated there."""
-
     rows = await _rows(database_url)
     settled_before = utc_now().timestamp() - settle_seconds
     published, dead_records = await _topics(kafka, prefix)

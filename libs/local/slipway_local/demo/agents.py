@@ -1,7 +1,7 @@
 """Agents of a demo with PROVIDER=process: observation independent of the services, and checks of a run.
 
 The account's command is a launcher that logs its own process id and start time, as the kernel reports them, and then
-executes the agent, which keeps both. The end of an agent is reported by the kernel too, through a pidfd.
+executes the agent, which keeps both. The end of an agent is reported by the kernel too.
 """
 
 import asyncio
@@ -14,16 +14,16 @@ from typing import Any, Final
 import httpx2
 import msgspec
 
-from slipway_common.base import processes
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.percent import decoded, encoded
-from slipway_common.base.processes import INSTANCE_TAG, TAG_PARTS
+from slipway_common.base.process import identities
+from slipway_common.base.process.guard import guard
+from slipway_common.base.process.identities import INSTANCE_TAG, TAG_PARTS
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import parse
 from slipway_common.events import worker as events
 from slipway_local.check.evidence import Evidence
 from slipway_local.demo.deployment import Deployment
-from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts
 
@@ -64,6 +64,7 @@ class Agents:
         self.left: int | None = None  # agents still running at the end; None until counted
         self.corrected_seconds = 0.0
         self._watching: asyncio.Task[None] | None = None
+        self._following: set[asyncio.Task[None]] = set()
 
     @property
     def tag(self) -> str:
@@ -132,8 +133,8 @@ class Agents:
         self.left = self._running()
 
     def _running(self) -> int:
-        tagged = {process.identity for process in processes.tagged(INSTANCE_TAG, self.tag)}
-        return len(tagged | {identity for identity in self.seen if processes.alive(identity)})
+        tagged = {process.identity for process in identities.tagged(INSTANCE_TAG, self.tag)}
+        return len(tagged | {identity for identity in self.seen if identities.alive(identity)})
 
     def _check_observation(self) -> None:
         if self._watching is not None and self._watching.done():
@@ -166,30 +167,17 @@ class Agents:
         if len(parts := decoded(tag)) != TAG_PARTS:
             raise ValueError(f"{self.path} has {line!r}: a process was started without {INSTANCE_TAG}")
         _, account_id, batch_id, _, config_id, _ = parts
-        identity = processes.identity_of(int(pid), int(start))
-        began_at = processes.started_at(int(start)).timestamp()
+        identity = identities.identity_of(int(pid), int(start))
+        began_at = identities.started_at(int(start)).timestamp()
         seen = AgentProcess(
             instance_id=identity, account_id=account_id, batch_id=batch_id, config_id=config_id, began_at=began_at
         )
         self.seen[identity] = seen
-        try:
-            handle = os.pidfd_open(int(pid))
-        except ProcessLookupError:
-            _end(seen)
-            return
-        if not processes.alive(identity):  # the process id may have been reused
-            os.close(handle)
-            _end(seen)
-            return
-        asyncio.get_running_loop().add_reader(handle, self._ended, handle, seen)
-
-    def _ended(self, handle: int, seen: AgentProcess) -> None:
-        asyncio.get_running_loop().remove_reader(handle)
-        os.close(handle)
-        _end(seen)
+        self._following.add(asyncio.create_task(_follow(seen)))
 
 
-def _end(seen: AgentProcess) -> None:
+async def _follow(seen: AgentProcess) -> None:
+    await identities.ended(seen.instance_id)
     seen.ended_at = utc_now().timestamp()
 
 

@@ -13,7 +13,6 @@ from slipway_local.demo.deployment import SERVICES, Deployment
 
 async def narrate(deployment: Deployment, started_at: float, seed: int, seconds: float) -> None:
     """Show the demo for `seconds` of real time (0: forever). The key q interrupts the demo like Ctrl-C."""
-
     demo = Demo(
         started_at=datetime.fromtimestamp(started_at, UTC),
         speed=deployment.speed,

@@ -22,6 +22,7 @@ import msgspec
 import yaml
 
 from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.process.guard import guard
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import load
 from slipway_local.check import evidence, path_check
@@ -34,7 +35,6 @@ from slipway_local.demo.observed import Observed
 from slipway_local.demo.terraform_machines import TerraformMachines
 from slipway_local.ec2.faults import NOTATION as EC2_FAULTS
 from slipway_local.servers.child import StartFailed
-from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor, run
 from slipway_simulator import faults
 from slipway_simulator.demand import TASK_SIGMA

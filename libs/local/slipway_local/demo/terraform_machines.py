@@ -11,13 +11,13 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from slipway_common.base.processes import INSTANCE_TAG
+from slipway_common.base.process.guard import guard
+from slipway_common.base.process.identities import INSTANCE_TAG
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import parse
 from slipway_local.demo.agents import AGENT, LAUNCHER, Agents
 from slipway_local.demo.deployment import Deployment
 from slipway_local.servers.child import StartFailed
-from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor
 from slipway_local.terraform.ledger import SOURCE, VERSION, Ledger, write_mirror
 from slipway_local.terraform.packages import TERRAFORM, missing

@@ -21,6 +21,7 @@ import httpx2
 import msgspec
 
 from slipway_common.base.clock import monotonic_seconds, utc_now
+from slipway_common.base.process.guard import guard
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import parse
 from slipway_local.check import evidence, image_change, path_check
@@ -28,7 +29,6 @@ from slipway_local.check.image_change import BAD_MACHINES_MAX
 from slipway_local.demo.deployment import Deployment
 from slipway_local.demo.program import DECLARATIONS, keep
 from slipway_local.servers.child import StartFailed
-from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor, run
 from slipway_simulator import faults
 from slipway_simulator.notation import BadFault, Fault

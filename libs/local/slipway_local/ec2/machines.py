@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from slipway_common.base.process.guard import Held, guard, signal_group
 from slipway_local.ec2.boot import Boot
-from slipway_local.servers.guard import Held, guard, signal_group
 
 ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 STATE: Final = "SLIPWAY_STATE_DIRECTORY"

@@ -52,7 +52,6 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Exclusive lock among processes and threads; the kernel releases it when its holder dies."""
-
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -14,7 +14,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from slipway_local.servers.guard import Held, guard, signal_group
+from slipway_common.base.process.groups import ended
+from slipway_common.base.process.guard import Held, guard, signal_group
 
 STOP_SECONDS: Final = 10.0
 POLL_SECONDS: Final = 0.02
@@ -25,7 +26,7 @@ class StartFailed(Exception):
 
 
 async def until(condition: Callable[[], bool], poll_seconds: float = POLL_SECONDS) -> None:
-    """Return when the condition holds. Polls: a child may be awaited in another event loop than it was started in."""
+    """Return when the condition holds."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(poll_seconds)
 
@@ -61,6 +62,7 @@ class Child:
         self._stop_signal = stop_signal
         self._orphan_signal = orphan_signal
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_guarded = False
         self._log_start = 0
 
     def start(self) -> None:
@@ -93,6 +95,7 @@ class Child:
             except (OSError, subprocess.SubprocessError) as error:
                 raise StartFailed(f"{self.name} cannot be started: {error}") from error
             held.go(self._process.pid, self._orphan_signal)
+            self._is_guarded = True
 
     @property
     def pid(self) -> int | None:
@@ -108,10 +111,10 @@ class Child:
         """Exit code, negative for a signal as in subprocess; None while it runs and before its first start."""
         if self._process is None:
             return None
-        collected_before = self._process.returncode is not None
         code = self._process.poll()
-        if code is not None and not collected_before:
+        if code is not None and self._is_guarded:
             guard().forget(self._process.pid)
+            self._is_guarded = False
         return code
 
     def signal(self, signum: int) -> None:
@@ -121,7 +124,8 @@ class Child:
 
     async def wait(self) -> int | None:
         """Wait until it has ended; returns its exit code."""
-        await until(lambda: not self.alive)
+        if self._process is not None:
+            await ended(self._process)
         return self.exit_code
 
     async def stop(self, deadline_seconds: float = STOP_SECONDS) -> None:
@@ -154,7 +158,6 @@ class Child:
 
     def log_tail(self, lines: int = 20) -> str:
         """Last lines of the log since the last start, each after a line break; empty if there are none."""
-
         if self.log is None or not self.log.exists():
             return ""
         with self.log.open("rb") as file:

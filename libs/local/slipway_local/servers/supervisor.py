@@ -204,7 +204,6 @@ async def _run(main: Callable[[Supervisor], Awaitable[int]]) -> int:
 
 async def http_ready(port: int, path: str = "/readyz") -> bool:
     """True if a GET on a loopback port is answered with 200."""
-
     try:
         async with asyncio.timeout(2):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

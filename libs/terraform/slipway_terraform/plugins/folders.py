@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from slipway_common.base.process.guard import Guard
 from slipway_terraform import metrics
-from slipway_terraform.plugins.guard import Guard
 
 # Every folder with this prefix may be removed by `sweep`: give no other folder such a name.
 NAME: Final = "slipway-tf-"
@@ -52,11 +52,13 @@ class SocketFolders:
                 break
             os.close(lock)  # removed by the sweep of another owner before it was locked
         try:
-            self._owned.append((Guard(folder), lock))
+            guard = Guard()
         except OSError:
             folder.rmdir()
             os.close(lock)
             raise
+        guard.remove(folder)
+        self._owned.append((guard, lock))
         return folder
 
 

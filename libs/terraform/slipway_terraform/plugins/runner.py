@@ -9,6 +9,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 
+from slipway_common.base.process.guard import Guard
+from slipway_common.base.process.programs import NOT_EXECUTED
 from slipway_terraform.domain.errors import (
     HandshakeTimeout,
     ProviderIncompatible,
@@ -31,8 +33,7 @@ from slipway_terraform.domain.specs import Mode, ProviderSpec
 from slipway_terraform.plugins import control
 from slipway_terraform.plugins.digests import Digests
 from slipway_terraform.plugins.folders import SocketFolders
-from slipway_terraform.plugins.guard import Guard
-from slipway_terraform.plugins.process import NOT_EXECUTED, PluginProcess
+from slipway_terraform.plugins.process import PluginProcess
 from slipway_terraform.plugins.sampling import sample
 
 START_SECONDS: Final = 60.0
@@ -236,7 +237,7 @@ async def _handshake(spec: ProviderSpec, process: PluginProcess, address: asynci
         exited.cancel()
 
 
-async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+async def _uninterrupted(work: Coroutine[Any, Any, Any]) -> None:
     """Finish `work` even if the task is cancelled meanwhile, and be cancelled then."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from slipway_common.base.process.guard import Guard
 from slipway_terraform.domain.errors import DiskFull, OperationInProgress, SpecInvalid
 from slipway_terraform.domain.sockets import SOCKET_BYTES_MAX
-from slipway_terraform.plugins.guard import Guard
 
 LOG = logging.getLogger(__name__)
 STATE: Final = "terraform.tfstate"
@@ -85,7 +85,8 @@ class RunFolder:
             for name in (PREPARED, WORKSPACES, HOME, TEMPORARY):
                 (self._files / name).mkdir(parents=True, mode=0o700)
             write_private(self._files / CLI_CONFIG, _cli_config(mirror).encode())
-            self._guard = Guard(self._files)
+            self._guard = Guard()
+            self._guard.remove(self._files)
             undo.pop_all()
 
     @property

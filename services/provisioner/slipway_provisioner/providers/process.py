@@ -23,9 +23,10 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from slipway_common.base import processes
 from slipway_common.base.percent import decoded, encoded
-from slipway_common.base.processes import INSTANCE_TAG, TAG_PARTS, Process
+from slipway_common.base.process import identities
+from slipway_common.base.process.groups import ended
+from slipway_common.base.process.identities import INSTANCE_TAG, TAG_PARTS, Process
 from slipway_common.events.worker import Outcome, Scope
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain import account_check
@@ -102,18 +103,16 @@ class Processes(Provider):
         self.settings = settings
         # A single thread makes counting and starting processes atomic.
         self._starting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="start-process")
-        self._children: dict[int, subprocess.Popen[bytes]] = {}  # by pidfd
+        self._collecting: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         """Stop starting processes. Running ones continue, and the next provisioner finds them by their tags."""
         await asyncio.to_thread(self._starting.shutdown, wait=True, cancel_futures=True)
-        for handle in self._children:
-            asyncio.get_running_loop().remove_reader(handle)
-            os.close(handle)
-        self._children.clear()
+        for task in self._collecting:
+            task.cancel()
 
     def problem(self, account_settings: Mapping[str, Any], region: str) -> str:
-        if not processes.supported():
+        if not identities.supported():
             return "provider process needs Linux with /proc; launch on another provider from this system"
         try:
             settings = msgspec.convert(dict(account_settings), AccountSettings)
@@ -160,7 +159,7 @@ class Processes(Provider):
         yield [_instance(process) for process in instances(found)]
 
     async def exists(self, account: Account, instance_id: str, *, launched_at: datetime | None) -> bool:
-        return processes.alive(instance_id)
+        return identities.alive(instance_id)
 
     async def terminate(self, account: Account, instance_ids: Sequence[str]) -> None:
         await each(instance_ids, lambda instance_id: self._terminate(account, instance_id))
@@ -171,19 +170,19 @@ class Processes(Provider):
         if leader is None:
             return
         # A stopped leader starts no new children, and while it is alive its session id is not reused.
-        processes.send(instance_id, signal.SIGSTOP)
+        identities.send(instance_id, signal.SIGSTOP)
         rest: Sequence[Process] = ()
         try:
             async with asyncio.timeout(TERMINATE_SECONDS):
                 while rest := await asyncio.to_thread(_followers, leader):
                     for process in rest:
-                        processes.send(process.identity, signal.SIGKILL)
+                        identities.send(process.identity, signal.SIGKILL)
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
             count = "1 process does" if len(rest) == 1 else f"{len(rest)} processes do"
             raise OutcomeUnknown(f"{instance_id}: {count} not end after SIGKILL") from None
         finally:
-            processes.send(instance_id, signal.SIGKILL)
+            identities.send(instance_id, signal.SIGKILL)
 
     async def identity(self, account: Account) -> str:
         return socket.gethostname()
@@ -235,7 +234,7 @@ class Processes(Provider):
                     break  # fewer than requested
                 outcome = self.failure(account, request.config, *_code_and_scope(error), str(error))
                 raise Refused(outcome, _failure_text(account, settings, outcome, error)) from error
-            started.append(processes.child_identity(child.pid))
+            started.append(identities.child_identity(child.pid))
             loop.call_soon_threadsafe(self._collect_at_end, child)
         return started
 
@@ -263,16 +262,15 @@ class Processes(Provider):
             )
 
     def _collect_at_end(self, child: "subprocess.Popen[bytes]") -> None:
-        """Collect the exit status once the child has ended, which makes its pidfd readable."""
-        handle = os.pidfd_open(child.pid)
-        self._children[handle] = child
-        asyncio.get_running_loop().add_reader(handle, self._collect, handle)
+        task = asyncio.create_task(_collect(child))
+        self._collecting.add(task)
+        task.add_done_callback(self._collecting.discard)
 
-    def _collect(self, handle: int) -> None:
-        asyncio.get_running_loop().remove_reader(handle)
-        os.close(handle)
-        child = self._children.pop(handle)
-        LOG.info("process ended", pid=child.pid, exit_code=child.wait())
+
+async def _collect(child: "subprocess.Popen[bytes]") -> None:
+    """Collect the exit status of a child once it has ended."""
+    await ended(child)
+    LOG.info("process ended", pid=child.pid, exit_code=child.wait())
 
 
 def tag_prefix(account: Account, *more: str) -> str:
@@ -310,17 +308,17 @@ def _can_have_logs(folder: Path) -> bool:
 def _tagged(prefix: str) -> list[Process]:
     """Processes whose tag begins with `prefix`. Raises OutcomeUnknown if a process stays in the middle of an exec."""
     try:
-        return processes.tagged(INSTANCE_TAG, prefix)
-    except processes.Unsettled as error:
+        return identities.tagged(INSTANCE_TAG, prefix)
+    except identities.Unsettled as error:
         raise OutcomeUnknown(str(error)) from error
 
 
 def _followers(leader: Process) -> list[Process]:
     """Processes with the leader's tag and, while it is alive, its session: a child may have cleared its environment."""
-    session = leader.session if leader.leads and processes.alive(leader.identity) else None
+    session = leader.session if leader.leads and identities.alive(leader.identity) else None
     try:
-        running = processes.running(INSTANCE_TAG)
-    except processes.Unsettled as error:
+        running = identities.running(INSTANCE_TAG)
+    except identities.Unsettled as error:
         raise OutcomeUnknown(str(error)) from error
     return [p for p in running if p.identity != leader.identity and (p.tag == leader.tag or p.session == session)]
 

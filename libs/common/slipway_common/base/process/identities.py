@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from slipway_common.base.clock import monotonic_seconds, utc_now
+from slipway_common.base.process.groups import readable
 
 # Environment variable of a process that acts as an instance, inherited by its children. Its value is
 # deployment/account/batch/n/revision of the launch config/incarnation, each percent-encoded.
@@ -111,20 +112,36 @@ def running(tag_name: str) -> list[Process]:
 
 def send(identity: str, signum: signal.Signals) -> bool:
     """Signal exactly this process, never another with a reused PID; False if it is gone."""
-    if (found := _found(identity)) is None:
+    if (handle := _opened(identity)) is None:
         return False
     try:
-        handle = os.pidfd_open(found.pid)
-        try:
-            # The handle is of the process that has the PID now; check that it is still the right one.
-            if not alive(identity):
-                return False
-            signal.pidfd_send_signal(handle, signum)
-        finally:
-            os.close(handle)
+        signal.pidfd_send_signal(handle, signum)
     except ProcessLookupError:
         return False
+    finally:
+        os.close(handle)
     return True
+
+
+async def ended(identity: str) -> None:
+    """Wait until exactly this process has ended, whosever child it is."""
+    if (handle := _opened(identity)) is not None:
+        await readable(handle)
+
+
+def _opened(identity: str) -> int | None:
+    """Handle of exactly this process, to be closed; None if it is gone."""
+    if (found := _found(identity)) is None:
+        return None
+    try:
+        handle = os.pidfd_open(found.pid)
+    except ProcessLookupError:
+        return None
+    # The handle is of the process that has the PID now; check that it is still the right one.
+    if alive(identity):
+        return handle
+    os.close(handle)
+    return None
 
 
 def _found(identity: str) -> Process | None:

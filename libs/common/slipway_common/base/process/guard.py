@@ -7,19 +7,22 @@ no folder. Uses only the standard library, so that the guard starts quickly.
 """
 
 import atexit
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, Self
 
+LOG: Final = logging.getLogger(__name__)
 GRACE_SECONDS: Final = 5.0  # between an orphan's own signal and SIGKILL
-
+RESTART_SECONDS: Final = 0.1  # between two starts of a guard that ends at once, again and again
 
 AFTERWARDS: Final = {0: "</dev/null", 2: "2>&1"}
 
@@ -52,49 +55,101 @@ class Held:
 
 
 class Guard:
-    """Guard of this process: the owner's end of the pipe."""
+    """Guard of this process: the owner's end of the pipe. A guard that ends by itself, as by the kernel's out-of-memory
+    killer, has a successor, which knows the same list. Raises OSError if it cannot be started."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        read_end, self._write_end = os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__],
-            stdin=read_end,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        os.close(read_end)
+        self._lines: dict[str, str] = {}  # by what they name
+        self._lock = threading.Lock()  # children may start and end in threads of their own
+        self._is_closed = False
+        self._write_end = -1
+        self._start()
+        self._keeper = threading.Thread(target=self._keep, name="guard", daemon=True)
+        self._keeper.start()
 
-    def add(self, pid: int, orphan_signal: int) -> None:
+    def add(self, pid: int, orphan_signal: int = signal.SIGKILL) -> None:
         """Register a child, which leads a process group."""
-        self._send(f"process {pid} {orphan_signal}")
+        self._register(str(pid), f"process {pid} {int(orphan_signal)}")
 
     def forget(self, pid: int) -> None:
         """Remove a child that has been waited for, because the kernel may reuse its process id."""
-        self._send(f"ended {pid}")
+        with self._lock:
+            self._lines.pop(str(pid), None)
+            self._write(f"ended {pid}")
 
     def remove(self, path: Path) -> None:
         """Register a file or folder for removal; normally its owner removes it earlier."""
-        self._send(f"remove {path}")
+        self._register(f"path {path}", f"remove {path.absolute()}")
 
     def tagged(self, variable: str) -> None:
         """Register every process whose environment has a variable with this prefix, such as `NAME=value/`.
 
         For processes that services start in sessions of their own. Needs Linux's /proc."""
-        self._send(f"tagged {variable}")
+        self._register(f"tag {variable}", f"tagged {variable}")
 
     def close(self) -> None:
         """Let the guard clean up now, and wait until it has finished."""
-        if os.getpid() == self.owner and self._write_end >= 0:
-            os.close(self._write_end)
-            self._write_end = -1
-            self._process.wait()
+        if os.getpid() != self.owner:
+            return
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self._write_end)
+                self._write_end = -1
+        self._keeper.join()
+        for line in self._lines.values():  # in case the guard was killed before it did so
+            if line.startswith("remove "):
+                delete(line.removeprefix("remove "))
 
-    def _send(self, line: str) -> None:
+    def _register(self, key: str, line: str) -> None:
         if "\n" in line:
             raise ValueError(f"cannot guard {line!r}: it has a line break")
-        os.write(self._write_end, line.encode() + b"\n")  # one write below PIPE_BUF is atomic
+        with self._lock:
+            self._lines[key] = line
+            self._write(line)
+
+    def _write(self, line: str) -> None:
+        with suppress(OSError):  # it was killed: its successor knows all lines
+            os.write(self._write_end, os.fsencode(line) + b"\n")  # one write below PIPE_BUF is atomic
+
+    def _keep(self) -> None:
+        """Start another process for each that ends, until the guard is closed."""
+        while True:
+            self._process.wait()
+            with self._lock:
+                if self._is_closed:
+                    return
+                LOG.warning("the guard of process %d was killed; a successor is started", self.owner)
+                former = self._write_end
+                try:
+                    self._start()
+                    os.close(former)
+                except OSError as error:
+                    LOG.error("the guard of process %d cannot be started: %s; retrying", self.owner, error.strerror)
+            time.sleep(RESTART_SECONDS)
+
+    def _start(self) -> None:
+        """Start a process with a pipe of its own, and write what is registered to it. Raises OSError."""
+        read_end, write_end = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__],
+                stdin=read_end,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={},
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(write_end)
+            raise
+        finally:
+            os.close(read_end)
+        self._write_end = write_end
+        for line in self._lines.values():
+            self._write(line)
 
 
 _current: Guard | None = None
@@ -130,10 +185,15 @@ def watch() -> None:
     end(orphans)
     end_tagged(tags)
     for path in paths:
-        if os.path.isdir(path):
-            shutil.rmtree(path, ignore_errors=True)
-        elif os.path.lexists(path):
-            os.unlink(path)
+        delete(path)
+
+
+def delete(path: str) -> None:
+    """Remove a file or folder, if it exists."""
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    elif os.path.lexists(path):
+        os.unlink(path)
 
 
 def end(orphans: dict[int, int]) -> None:
@@ -191,7 +251,6 @@ def is_running(pid: int) -> bool:
             return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X")
     except FileNotFoundError:
         return not os.path.isdir("/proc/self")  # no /proc at all, or ended between the two checks
-
     except OSError:
         return True
 
