@@ -5,8 +5,7 @@ Nothing of a service is its rows; nothing of the simulator are the facts that on
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 
 from slipway_common.database.postgres import Database
 from slipway_simulator.facts import (
@@ -22,7 +21,7 @@ from slipway_simulator.facts import (
     TasksAdded,
     Terminated,
 )
-from slipway_simulator.ledger import read
+from slipway_simulator.ledger import read_on
 from tests.fuzz.cases import Case
 
 PROBLEM: Final = "application/problem+json"
@@ -112,14 +111,11 @@ class Facts(Changes):
     """Facts in the ledger of a simulator that only requests record. Its machines and its tasks record others at any
     time, and every create call is recorded, refused or not."""
 
-    def __init__(self, ledger: Path) -> None:
+    def __init__(self, ledger: BinaryIO) -> None:
         self._ledger = ledger
-        self._known = 0
 
     async def changed(self) -> list[str]:
-        facts = [fact for fact in read(self._ledger) if _by_request(fact)]
-        new, self._known = facts[self._known :], len(facts)
-        return sorted({type(fact).__name__ for fact in new})
+        return sorted({type(fact).__name__ for fact in read_on(self._ledger) if _by_request(fact)})
 
 
 def _by_request(fact: Fact) -> bool:

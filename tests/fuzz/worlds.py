@@ -250,9 +250,17 @@ async def simulator(_: EmbeddedPostgres, folder: Path) -> AsyncIterator[World]:
         }
         try:
             start = datetime.fromtimestamp(utc_now_seconds(), UTC)
-            yield World(
-                "simulator", app, Facts(path), known, start, fixed=NO_WAIT, skipped=("/scenario",), authorization=""
-            )
+            with path.open("rb") as ledger:
+                yield World(
+                    "simulator",
+                    app,
+                    Facts(ledger),
+                    known,
+                    start,
+                    fixed=NO_WAIT,
+                    skipped=("/scenario",),
+                    authorization="",
+                )
         finally:
             await simulation.stop()
 

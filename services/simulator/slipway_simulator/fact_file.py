@@ -7,7 +7,7 @@ whose fact was never acted upon. The file is not fsynced, because a run does not
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import BinaryIO, Generic, TypeVar
 
 import msgspec
 
@@ -43,10 +43,14 @@ class FactFile(Generic[Fact]):
 def read(path: Path, decoder: msgspec.json.Decoder[Fact]) -> Iterator[Fact]:
     """Read the facts of a file. It may be in use: an incomplete last line is skipped."""
     with path.open("rb") as lines:
-        for line in lines:
-            if not line.endswith(b"\n"):
-                return
-            yield decoder.decode(line)
+        yield from read_on(lines, decoder)
+
+
+def read_on(lines: BinaryIO, decoder: msgspec.json.Decoder[Fact]) -> Iterator[Fact]:
+    """Read the facts from the position of an open file, which ends behind the last complete line."""
+    while (line := lines.readline()).endswith(b"\n"):
+        yield decoder.decode(line)
+    lines.seek(-len(line), os.SEEK_CUR)
 
 
 def _cut_incomplete_line(fd: int) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
@@ -22,3 +22,8 @@ class Ledger(fact_file.FactFile[Fact]):
 def read(path: Path) -> Iterator[Fact]:
     """Read the facts of a ledger. It may be in use: an incomplete last line is skipped."""
     return fact_file.read(path, DECODER)
+
+
+def read_on(lines: BinaryIO) -> Iterator[Fact]:
+    """Read the facts from the position of an open ledger, which ends behind the last complete one."""
+    return fact_file.read_on(lines, DECODER)
