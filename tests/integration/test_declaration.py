@@ -11,7 +11,7 @@ import pytest
 from slipway_common.declaration.changes import ConfirmationRequired, OwnedByAnother
 from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfigDraining, LaunchConfigUpdated
 from slipway_common.events.lease import LeaseRequested
-from slipway_common.events.pool import PoolCreated, PoolDeleted, PoolRolledBack, PoolUpdated
+from slipway_common.events.pool import PoolDeleted, PoolRolledBack, PoolUpdated
 from slipway_common.events.weight import SharedWindow
 from slipway_provisioner.domain.declaration import DeclarationRefused
 from slipway_provisioner.domain.revisions import revision_id as id_of
@@ -468,7 +468,7 @@ async def test_removed_accounts(provisioner: Provisioner) -> None:
     assert await provisioner.database.fetchval("SELECT removed FROM account")
     await provisioner.events()
     assert [result for _, _, result in told(await provisioner.declare(body))] == ["reactivated"] * 3
-    assert [type(event) for event in await provisioner.events()] == [PoolCreated, LaunchConfigUpdated]
+    assert [type(event) for event in await provisioner.events()] == [PoolUpdated, LaunchConfigUpdated]
     assert await provisioner.database.fetchval("SELECT NOT removed AND owner = 'test' FROM account")
 
 

@@ -183,7 +183,6 @@ class Writes(msgspec.Struct, kw_only=True):
     drains: list[Drain] = []
     health: list[Health] = []
     replacements: list[guard.Replacement] = []
-    created_pools: set[str] = set()
     renewed: set[str] = set()
     changes: list[Change] = []
     dangers: list[Danger] = []
@@ -258,8 +257,6 @@ class Comparison:
         if live is not None:
             serving = self._serving(self._by_pool.get(wanted.id, ()))
             self.writes.dangers += guard.of_pool(_limits(live), _limits(wanted), serving)
-        else:
-            self.writes.created_pools.add(wanted.id)
         made = self.writes.changes[before:]
         if made or (live is not None and live.spec_digest != wanted.spec_digest):
             (self.writes.new_pools if stored is None else self.writes.pools).append(wanted)

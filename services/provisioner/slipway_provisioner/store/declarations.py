@@ -415,12 +415,15 @@ async def put_pools(
     this. Raises ChangedMeanwhile if a new pool exists."""
     revisions: dict[str, int] = {}
     unfrozen: list[str] = []
-    for statement, pools in ((INSERT_POOLS, writes.new_pools), (UPDATE_POOLS, writes.pools)):
+    for statement, pools, event in (
+        (INSERT_POOLS, writes.new_pools, pool_events.PoolCreated),
+        (UPDATE_POOLS, writes.pools, pool_events.PoolUpdated),
+    ):
         for chunk in _chunks(sorted(pools, key=lambda pool: pool.id)):
             rows = await tx.fetch(statement.text, *statement.rows(chunk))
             if len(rows) < len(chunk):
                 raise ChangedMeanwhile
-            await outbox.enqueue(tx, [_pool_event(row, writes, request) for row in rows])
+            await outbox.enqueue(tx, [_pool_event(row, event, request) for row in rows])
             revisions |= {row["pool_id"]: row["revision"] for row in rows}
     for ids in _chunks(sorted(writes.removed_pools)):
         for row in await tx.fetch(REMOVE_POOLS.text, *REMOVE_POOLS.arguments(ids=ids, frozen_by=frozen_by)):
@@ -434,10 +437,10 @@ async def put_pools(
     return revisions, unfrozen
 
 
-def _pool_event(row: Any, writes: Writes, request: Request) -> pool_events.PoolState:
+def _pool_event(row: Any, event: type[pool_events.PoolState], request: Request) -> pool_events.PoolState:
     if request.to_revision is not None:
         return pool_events.PoolRolledBack(**row, to_revision=request.to_revision, reason=request.reason, by=request.by)
-    return (pool_events.PoolCreated if row["pool_id"] in writes.created_pools else pool_events.PoolUpdated)(**row)
+    return event(**row)
 
 
 async def put_configs(tx: Connection, writes: Writes) -> None:
