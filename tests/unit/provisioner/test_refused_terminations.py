@@ -232,6 +232,12 @@ def test_the_alert_names_one_cause(made: Plan, starting: int, severity: str, cau
     assert (found.kind, found.command) == ("pool-starved", "slipway why builds")
 
 
+def test_a_starved_pool_names_the_time_in_seconds_while_it_is_short() -> None:
+    """As in a demo, which divides every time."""
+    texts = [raised(shortage(missing_seconds=seconds), NOW).summary for seconds in (15.0, 5400.0)]
+    assert texts == [f"pool builds is starved: no worker has registered for {text}" for text in ("15 s", "90 min")]
+
+
 def test_the_alert_says_what_is_done() -> None:
     """One key for an account, whatever the number of instances."""
     instances = {"i-1": Protected("protected", "unprotect i-1"), "i-2": Protected("protected", "unprotect i-2")}

@@ -321,6 +321,7 @@ def test_an_unknown_code_is_reported_once_an_hour(alerted: Alerted) -> None:
     assert raised.dedup_key == "weight-calculator/unclassified-error/account/sim-a/Odd%20token%3D%E2%80%A6"
     assert raised.summary == "account sim-a refused a launch with Odd token=…, an unknown error code"
     assert "with the message: key … is odd" in raised.cause
+    assert raised.command == "slipway lc show zone-a  # then classify the code in `errors` of the account"
     assert "abcdef" not in str(raised)
     assert "AKIA" not in str(raised)
     assert alerted.commit(alerted.refused(Scope.CONFIG, "zone-b", **odd)) == []

@@ -69,6 +69,12 @@ def listed(names: Sequence[str], most: int = LISTED_MAX) -> str:
     return ", ".join(names[:most]) + more
 
 
+def duration_text(seconds: float) -> str:
+    """A duration in the largest unit of which there are at least two, otherwise in seconds: 90 s, 2 min, 36 h."""
+    units = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0))
+    return next((f"{seconds / long:.0f} {unit}" for unit, long in units if seconds >= 2 * long), f"{seconds:.0f} s")
+
+
 Word = Annotated[str, WORD.meta]
 Name = Annotated[str, NAME.meta]
 Key = Annotated[str, KEY.meta]

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from slipway_common.base.redaction import redacted
-from slipway_common.base.text import REASON
+from slipway_common.base.text import REASON, duration_text
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_kinds import KINDS, REQUESTS, TARGETS, TTL_SECONDS_MAX
 
@@ -113,13 +113,7 @@ def refusal(event: SignalRaised, now: float, rules: Rules = DEFAULT_RULES) -> st
     if not 0 < event.ttl_seconds <= TTL_SECONDS_MAX:
         return f"ttl: ttl_seconds {event.ttl_seconds:.10g} must be above 0 and at most {TTL_SECONDS_MAX:g}"
     if (until := observed_at + event.ttl_seconds) <= now:
-        return f"expired: it expired {_duration(now - until)} ago"
+        return f"expired: it expired {duration_text(now - until)} ago"
     if observed_at > now + FUTURE_SECONDS_MAX:
         return "future: observed_at is in the future"
     return ""
-
-
-def _duration(seconds: float) -> str:
-    """Format a duration in the largest unit of which there are at least two, otherwise in seconds."""
-    units = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0))
-    return next((f"{seconds / long:.0f} {unit}" for unit, long in units if seconds >= 2 * long), f"{seconds:.0f} s")

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from slipway_common.base.text import duration_text
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 
 
@@ -71,7 +72,7 @@ def settled(source: Source, protected_seconds: float) -> Settled | None:
     elif now is Freshness.EXPIRED and is_late:
         alerted, end_reason = True, f"dropped, since its last report {_late(source)}"
     elif now is Freshness.EXPIRED:
-        alerted, overdue = False, span(source.valid_for_seconds + source.overdue_seconds)
+        alerted, overdue = False, duration_text(source.valid_for_seconds + source.overdue_seconds)
         end_reason = f"dropped, since it did not report for {overdue}"
     else:
         alerted = now is Freshness.STALE
@@ -93,7 +94,7 @@ def _alert(source: Source, end_reason: str, protected_seconds: float, *, raised:
     over = f"no longer stale: {end_reason or 'it reports again'}"
     others = "no source of the pool is fresh" if source.is_last else "other sources of the pool are fresh"
     effect = "launch no workers and protect none" if end_reason else "launch no workers, but protect idle ones"
-    doing = f"drops the source {span(protected_seconds)} after it became stale, unless it reports again"
+    doing = f"drops the source {duration_text(protected_seconds)} after it became stale, unless it reports again"
     look = shlex.join(["slipway", "demand", "ls", pool_id])
     remove = shlex.join(["slipway", "demand", "rm", pool_id, name])
     remedy = "synchronise the clock of its monitor with NTP" if is_late else f"restart its monitor, or {remove}"
@@ -111,9 +112,4 @@ def _alert(source: Source, end_reason: str, protected_seconds: float, *, raised:
 
 
 def _late(source: Source) -> str:
-    return f"was {span(source.late_seconds)} old when it was received"
-
-
-def span(seconds: float) -> str:
-    """Time for people, in seconds or minutes."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    return f"was {duration_text(source.late_seconds)} old when it was received"

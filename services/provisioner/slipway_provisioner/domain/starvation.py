@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.base.text import NOTE
+from slipway_common.base.text import NOTE, duration_text
 from slipway_common.events.alert import Alert, AlertIdentity, AlertRaised, AlertResolved, alert_identity
 from slipway_provisioner.domain.reasons import Code
 
@@ -40,10 +40,10 @@ def raised(shortage: Shortage, now: datetime) -> Alert:
     details = shortage.details
     wanted, serving = details.get("wanted", 0), details.get("serving", 0)
     cause, explained = _cause(shortage)
-    minutes = round(shortage.missing_seconds / 60)
+    lasts = duration_text(shortage.missing_seconds)
     return AlertRaised(
         **_identity(shortage.pool_id),
-        summary=f"pool {shortage.pool_id} is starved: no worker has registered for {minutes} min",
+        summary=f"pool {shortage.pool_id} is starved: no worker has registered for {lasts}",
         effect=f"{details.get('tasks', 0)} tasks want {wanted} workers, of which {serving} serve or start",
         doing="launches as soon as a launch config may",
         command=f"slipway why {shortage.pool_id}",

@@ -15,7 +15,7 @@ import msgspec
 
 from slipway_common.base.percent import decoded
 from slipway_common.base.redaction import redacted
-from slipway_common.base.text import LISTED_MAX, listed
+from slipway_common.base.text import LISTED_MAX, duration_text, listed
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 from slipway_common.events.fitting import fitted
 from slipway_common.events.scopes import Key, config_key, credential_key
@@ -257,7 +257,7 @@ class _Changes:
                     subject_kind=key.kind,
                     subject_id=key.id,
                     kind=RECOVERED,
-                    summary=f"{_subject(key)} recovered after {_spelled(seconds)}",
+                    summary=f"{_subject(key)} recovered after {duration_text(seconds)}",
                     effect=self.effect(sorted({config.declared.pool_id for config in members})),
                     doing="allows more starts with each success, and probes configs that tripped at the same time",
                     command=f"slipway lc show {members[0].id}",
@@ -290,10 +290,9 @@ class _Changes:
                 summary=f"{account} refused a launch with {code}, an unknown error code",
                 effect=f"unknown: it may affect more than {config.id}",
                 doing=f"charges {config.id}, which trips after 5 of them in a row",
-                command=f"slipway why {failure.worker_id}",
+                command=f"slipway lc show {config.id}  # then classify the code in `errors` of the account",
                 since=_time(failure.at),
-                cause=f"{code} in response to a launch from {config.id}{sample}; classify it under `errors` in the"
-                " settings of the account",
+                cause=f"{code} in response to a launch from {config.id}{sample}",
                 severity=NOTICE,
                 evidence=_evidence([failure]),
             )
@@ -442,7 +441,3 @@ def _evidence(run: Iterable[Failure]) -> tuple[str, ...]:
 
 def _time(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
-
-
-def _spelled(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
