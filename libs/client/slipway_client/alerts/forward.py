@@ -48,7 +48,7 @@ class Forwarding:
         self._kafka = kafka
         self._topic = prefix + ALERT.name
         self._group = f"{prefix}slipway-alerts.{sink.name}"
-        self._open: dict[str, tuple[str, AlertRaised]] = {}
+        self._open: dict[str, AlertRaised] = {}
         self._refreshed_at = 0.0
 
     async def run(self) -> None:
@@ -108,7 +108,7 @@ class Forwarding:
             for tp, records in (await consumer.getmany(timeout_ms=POLL_MS)).items():
                 for record in records:
                     news = self._fold(record)
-                    if news is not None and not news[1].repeat and not await self._forward(*news):
+                    if news is not None and not await self._forward(news):
                         return
                     positions[tp] = record.offset + 1
                     await consumer.commit({tp: positions[tp]})
@@ -116,30 +116,29 @@ class Forwarding:
             if every is not None and monotonic_seconds() - self._refreshed_at >= every:
                 await self._send_open()
 
-    def _fold(self, record: Any) -> tuple[str, Alert] | None:
-        """Record that an alert is open or closed. Returns its event with its id; None for a tombstone and for anything
-        that is no alert."""
-        id_, event = _decoded(record)
-        if isinstance(event, AlertRaised):
-            self._open[event.dedup_key] = id_, event
-        elif isinstance(event, Alert):
-            self._open.pop(event.dedup_key, None)
-        else:
+    def _fold(self, record: Any) -> Alert | None:
+        """Record that an alert is open or closed. Returns it if it is news; None for a tombstone and for anything that
+        is no alert."""
+        event = _decoded(record)
+        if not isinstance(event, Alert):
             return None
-        return id_, event
+        before = self._open.pop(event.dedup_key, None)
+        if isinstance(event, AlertRaised):
+            self._open[event.dedup_key] = event
+        return event if is_news(event, before) else None
 
     async def _send_open(self) -> bool:
         """Send all open alerts; False if forwarding stops before."""
         self._refreshed_at = monotonic_seconds()
-        for id_, event in list(self._open.values()):
-            if not await self._forward(id_, event):
+        for event in list(self._open.values()):
+            if not await self._forward(event):
                 return False
         return True
 
-    async def _forward(self, id_: str, event: Alert) -> bool:
+    async def _forward(self, event: Alert) -> bool:
         """Send an alert until the sink has taken it; False if forwarding stops before."""
         failures = 0
-        while problem := await self.sink.send(self.sink.body(event, utc_now()), id_):
+        while problem := await self.sink.send(self.sink.body(event, utc_now()), idempotency_key(event)):
             failures += 1
             LOG.warning("the sink does not take an alert, retrying", sink=self.sink.name, reason=problem)
             await self._pause(failures)
@@ -153,12 +152,26 @@ class Forwarding:
                 await self.stopping.wait()
 
 
-def _decoded(record: Any) -> tuple[str, Any]:
-    """Id and event of a record; no event for a tombstone and for a record that is not one of this version."""
+def is_news(alert: Alert, before: AlertRaised | None) -> bool:
+    """True unless it repeats what was open `before`. A repetition may be all that the compacted topic has left of an
+    alert that was raised, or has become worse, while its sink was unavailable."""
+    is_known = before is not None and (before.raised_at, before.revision) == (alert.raised_at, alert.revision)
+    return not (alert.repeat and is_known)
+
+
+def idempotency_key(alert: Alert) -> str:
+    """Key of one change of an alert: its repetitions have the same one."""
+    change = "raised" if isinstance(alert, AlertRaised) else "resolved"
+    since = alert.raised_at.isoformat() if alert.raised_at else ""
+    return f"{alert.dedup_key}/{change}/{alert.revision}/{since}"
+
+
+def _decoded(record: Any) -> Any:
+    """Event of a record; None for a tombstone and for a record that is not an event of this version."""
     try:
         if record.value is None or isinstance(record.value, Undecoded):
-            return "", None
+            return None
         envelope = decode(record.headers, received_at=utc_now())
-        return f"{envelope.source}/{envelope.id}", decode_data(envelope.type, record.value)
+        return decode_data(envelope.type, record.value)
     except BadEvent:
-        return "", None
+        return None

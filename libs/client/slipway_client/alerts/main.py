@@ -15,8 +15,10 @@ from slipway_common.observability import telemetry
 
 LOG = telemetry.logger(__name__)
 SEND_SECONDS: Final = 10.0
-LATER: Final = frozenset({408, 425, 429})
-"""Statuses besides 5xx after which the same request may succeed."""
+REFUSALS: Final = frozenset({400, 409, 413, 422})
+"""Statuses of a sink that refuses one alert. Others are about its address or its credential: once those are mended,
+all alerts that wait arrive."""
+SCHEMES: Final = ("http://", "https://")
 SINKS: Final = ("alerts_webhook_url", "alerts_alertmanager_url", "alerts_slack_url")
 
 
@@ -60,7 +62,7 @@ async def send(http: httpx2.AsyncClient, url: str, body: Any, key: str) -> str:
         return str(error) or type(error).__name__
     if answer.is_success:
         return ""
-    if answer.status_code >= 500 or answer.status_code in LATER:
+    if answer.status_code not in REFUSALS:
         return f"it answered {answer.status_code}"
     LOG.error("the sink refuses an alert", status=answer.status_code, reason=answer.text, event_id=key)
     return ""
@@ -72,6 +74,9 @@ def main() -> None:
     telemetry.configure_logs("slipway-alerts")
     if not any(getattr(settings, name) for name in SINKS):
         sys.exit(f"slipway-alerts has nowhere to send alerts: set {' or '.join(map(variable_of, SINKS))}")
+    for name in SINKS:
+        if (url := getattr(settings, name)) and not url.startswith(SCHEMES):
+            sys.exit(f"{variable_of(name)} has no scheme; begin the address with {' or '.join(SCHEMES)}")
     asyncio.run(_run(settings))
 
 
