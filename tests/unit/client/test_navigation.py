@@ -104,6 +104,24 @@ def test_a_filter_selects_rows_of_every_section() -> None:
     assert text[-1].startswith("filter LIN, Esc ends it")
 
 
+def test_enter_opens_the_first_row_if_none_is_selected() -> None:
+    assert after("a", "enter", rows=[Place("alert", FIRE.dedup_key)]).place == Place("alert", FIRE.dedup_key)
+    assert after("enter", rows=[]) == START
+
+
+def test_the_footer_names_no_selected_row_that_the_filter_hides() -> None:
+    nav = after("down", "/", "w", "i", "n", "enter")
+    assert nav.selected == LINUX
+    assert lines(nav)[-1].startswith("filter win, Esc ends it  ↑↓ select")
+    assert after("enter", rows=[Place("pool", "win")], nav=nav) == nav
+
+
+def test_the_footer_of_a_paused_screen_offers_to_resume_it_alone() -> None:
+    footer = lines(after("p"))[-1]
+    assert "p resumes" in footer
+    assert "p pause" not in footer
+
+
 def test_a_selected_row_is_shown_in_a_list_that_is_cut() -> None:
     configs = [Config(id=f"c-{n:02d}", pool_id="linux") for n in range(60)]
     nav = after("end", rows=[Place("config", config.id) for config in configs])

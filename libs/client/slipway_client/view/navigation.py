@@ -54,13 +54,14 @@ START: Final = Navigation()
 
 def pressed(nav: Navigation, key: str, rows: Sequence[Place], scroll_max: int = 0) -> Navigation:
     """Navigation after a key: a character, or the name of a special key. `rows` are those that can be selected, in
-    order; a place without any scrolls, by at most `scroll_max` lines."""
+    order; a place without any scrolls, by at most `scroll_max` lines. Enter opens the first one if none is selected."""
     if nav.typing:
         return _typed(nav, key)
     if key in STEPS or key in ("home", "end"):
         return _moved(nav, key, rows, scroll_max)
     if key in ("enter", "right"):
-        return _opened(nav, nav.selected) if nav.selected in rows else nav
+        chosen = nav.selected or next(iter(rows), None)
+        return _opened(nav, chosen) if chosen in rows else nav
     if key in BACK:
         return replace(nav, frames=nav.frames[:-1]) if len(nav.frames) > 1 else replace(nav, filter="")
     if key == "/":

@@ -67,7 +67,8 @@ def draw(snapshot: Snapshot, nav: Navigation, page: Page | None, width: int, hei
     else:
         drawn = _page(snapshot, nav, _content(snapshot, nav.place, page), width, height - 1)
     blank = [line("")] * (height - 1 - len(drawn.lines))
-    return drawn._replace(lines=[*drawn.lines, *blank, _footer(snapshot, nav, width)])
+    opens = nav.selected if nav.selected in drawn.rows else None
+    return drawn._replace(lines=[*drawn.lines, *blank, _footer(snapshot, nav, opens, width)])
 
 
 def name(place: Place) -> str:
@@ -149,15 +150,15 @@ def _listing(listing: Listing, items: Sequence[Item], selected: int | None, widt
     return table([*columns, sentences], width, selected=selected)
 
 
-def _footer(snapshot: Snapshot, nav: Navigation, width: int) -> Text:
-    """The keys that matter now, and what they have changed."""
+def _footer(snapshot: Snapshot, nav: Navigation, opens: Place | None, width: int) -> Text:
+    """The keys that matter now, and what they have changed. `opens` is the selected row, if it is shown."""
     if nav.typing:
         return line(printable(f"filter: {nav.filter}_   Enter keeps it, Esc ends it")[:width], "bold")
     parts = [f"PAUSED at {snapshot.now:%H:%M:%S}, p resumes"] if nav.paused else []
     parts += [f"filter {nav.filter}, Esc ends it"] if nav.filter and len(nav.frames) == 1 else []
-    parts += [f"Enter opens {name(nav.selected)}"] if nav.selected else ["↑↓ select"]
+    parts += [f"Enter opens {name(opens)}"] if opens else ["↑↓ select"]
     parts += ["Esc back"] if len(nav.frames) > 1 else []
-    keys = ["/ filter", "a alerts", "p pause", "? keys", "q quit"]
+    keys = ["/ filter", "a alerts", *([] if nav.paused else ["p pause"]), "? keys", "q quit"]
     text = "  ".join(parts + keys)
     while keys and cell_len(text) > width:
         keys.pop(0)
