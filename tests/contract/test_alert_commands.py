@@ -172,12 +172,16 @@ async def test_names_of_alerts(alerts: Alerts) -> None:
 
 
 async def test_silence(alerts: Alerts) -> None:
-    """It is listed as before, and shown with who silenced it; the audit has it. A resolved one cannot be silenced."""
+    """It is listed with its end, and shown with who did so; the audit has it. A resolved one cannot be silenced."""
     await alerts.deployment.provisioner.follow_the_host()
+    before = await alerts.slipway("alert", "ls")
     silence = ("alert", "silence", "linux", "--for", "2h", "--reason", "the cloud works on it")
     assert "alert pool-tripped linux silenced until" in await alerts.slipway(*silence)
     assert any("by root: the cloud works on it" in line for line in await alerts.show("linux"))
-    assert "pool-tripped" in await alerts.slipway("alert", "ls")
+    assert "silenced  " not in before
+    head, *rows = (await alerts.slipway("alert", "ls")).splitlines()
+    assert head.split() == ["severity", "kind", "subject", "since", "silenced", "summary"]
+    assert [" until " in row for row in rows if "pool-tripped" in row] == [True]
     (row,) = await alerts.deployment.read("audit", "--kind", "alert")
     assert (row["action"], row["subject_id"], row["reason"]) == ("silence", PAGE.dedup_key, "the cloud works on it")
     assert "There is no alert 'sim-a'" in await alerts.slipway(

@@ -313,7 +313,7 @@ async def test_who_changed_what(deployment: Deployment) -> None:
     lines = (await deployment.slipway("audit")).splitlines()
     assert lines[0].split() == ["at", "by", "action", "kind", "subject", "result", "change", "reason"]
     for words, change in (
-        ("root  pause   config      zone-a   updated  ", "paused: none → true"),
+        ("root  pause   config      zone-a   updated  ", "paused: true"),
         ("root  set     pool        linux    updated  ", "max_capacity: 100 → 80"),
         ("root  set     lease-pool  sim-a    updated  ", "limit: 24 → 20"),
     ):

@@ -105,7 +105,7 @@ def test_setup_without_a_network(fresh_clone: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "shown"),
     [
-        (None, {"reason": "", "units": 0}, "units: none → 0"),
+        (None, {"reason": "", "units": 0}, "units: 0"),
         ({"reason": "bill"}, {"reason": ""}, "reason: bill → none"),
         ({"paused": False}, {"paused": True, "reason": "bill"}, "paused: false → true, reason: none → bill"),
     ],

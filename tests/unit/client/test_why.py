@@ -490,7 +490,21 @@ POOLS: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[dict[str, Any]
         [
             "launching is stopped in account sim-a by me: bad image.",
             "Since 14:29:51, 9 s ago.",
-            f"Effect: {SERVES}.",
+            f"Effect: {SERVES}; nothing is launched.",
+            "Remedy: `slipway start-launching --account sim-a --reason …`.",
+            LAST,
+        ],
+    ),
+    (
+        "launch stop of one of two accounts",
+        {},
+        [LAUNCH_STOP | {"scope": "account", "scope_id": "sim-a"}],
+        [config("zone-a"), config("zone-b", account_id="sim-b")],
+        "",
+        [
+            "launching is stopped in account sim-a by me: bad image.",
+            "Since 14:29:51, 9 s ago.",
+            f"Effect: {SERVES}; launches go to zone-b.",
             "Remedy: `slipway start-launching --account sim-a --reason …`.",
             LAST,
         ],

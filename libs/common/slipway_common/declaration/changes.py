@@ -44,6 +44,11 @@ def difference(field: str, before: Any, after: Any) -> str:
     return f"{field}: {_text(before)} → {_text(after)}"
 
 
+def setting(field: str, value: Any) -> str:
+    """A field that was set to a value, for example `limit: 24`."""
+    return f"{field}: {_text(value)}"
+
+
 def _text(value: Any) -> str:
     if value is None or value == "":
         return "none"

@@ -51,6 +51,10 @@ FIELDS: Final[tuple[Field, ...]] = (
     "summary",
 )
 STATE: Final[Field] = ("state", lambda alert: alert["state"])
+SILENCED: Final[Field] = (
+    "silenced",
+    lambda alert: "" if _silence(alert) is None else until_text(alert["silenced_until"]),
+)
 
 
 @app.command("ls")
@@ -74,6 +78,7 @@ def list_alerts(
     rows, errors = _read(context.obj, **query)
     nothing = "no alerts" if all_ else "no open alerts"
     fields = (STATE, *FIELDS) if all_ else FIELDS
+    fields = (*fields[:-1], SILENCED, fields[-1]) if any(_silence(row) is not None for row in rows) else fields
     show(rows, fields, output, nothing=f"{nothing} in the services that answer" if errors else nothing)
     for service, number in Counter(row["service"] for row in rows).items():
         if number == ALERTS_MAX:
@@ -149,7 +154,7 @@ def silence_alert(
     print(printable(f"alert {row['kind']} {row['subject_id']} silenced {until_text(ends)}"))
 
 
-def _silence(alert: Alert) -> str | None:
+def _silence(alert: Mapping[str, Any]) -> str | None:
     """Reason of a silence that lasts; None without one."""
     until = alert["silenced_until"]
     return alert["silence_reason"] if until is not None and moments.at(until) > now() else None

@@ -60,14 +60,14 @@ def _begin(since: str | None) -> str | None:
 
 def _change(row: Mapping[str, Any]) -> str:
     """Fields that a change or a command has set; empty for a thing that was created or removed as a whole."""
-    from slipway_common.declaration.changes import difference
+    from slipway_common.declaration.changes import difference, setting
 
     before, after = row["before"] or {}, row["after"] or {}
     if row["result"] in ("created", "archived"):
         return ""
     set_ = {name: value for name, value in after.items() if value is not None}
     return ", ".join(
-        difference(name, before.get(name), value)
+        setting(name, value) if row["before"] is None else difference(name, before.get(name), value)
         for name, value in set_.items()
         if value != "" or before.get(name)  # a field that was and stays empty has not changed
     )

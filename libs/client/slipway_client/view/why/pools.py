@@ -193,11 +193,14 @@ def _effect(pool: Facts, configs: Sequence[Facts], launch_stops: Sequence[Facts]
     words = f"{tasks}, {pool['claimed']} claimed; {workers} ({', '.join(parts)})"
     if launches_nothing(pool, launch_stops):
         return f"{words}; nothing is launched"
-    active = [config for config in configs if config["state"] == "active"]
+    all_active = [config for config in configs if config["state"] == "active"]
+    active = [config for config in all_active if not launches_nothing(pool, launch_stops, config["account_id"])]
+    if all_active and not active:
+        return f"{words}; nothing is launched"
     bad = [config for config in active if is_tripped(config)]
     if bad and len(bad) == len(active):
         return f"{words}; only probes are launched"
-    if bad:
+    if bad or len(active) < len(all_active):
         healthy = [config["id"] for config in active if not is_tripped(config)]
         return f"{words}; launches go to {some(healthy, NAMED) if len(healthy) > NAMED else either(healthy)}"
     return words
