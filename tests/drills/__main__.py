@@ -71,7 +71,7 @@ DRILLS: Final[Mapping[str, Drill]] = {
     "broker-cut-off": Drill(broker_cut_off.play, 25.0, "cut-off-unnoticed"),
     "bad-partition": Drill(bad_partition.play, 40.0, "rounds-wait-for-every-partition"),
     "renamed-monitor": Drill(renamed_monitor.play, 150.0, "stale-sources-for-ever"),
-    "image-keys": Drill(image_keys.play, 40.0, "image-forgotten-under-a-new-key"),
+    "image-keys": Drill(image_keys.play, 60.0, "image-forgotten-under-a-new-key"),
     "maximum-age": Drill(maximum_age.play, 300.0, "ages-ignored"),
     "poison": Drill(poison.play, 40.0, "client-decodes-by-itself"),
     "stuck-terminations": Drill(stuck_terminations.play, 120.0, "stuck-workers-all-replaced"),
