@@ -144,6 +144,16 @@ def test_what_a_person_has_decided_is_terminated() -> None:
     assert found([listed("mine")], [worker("mine")], asked=[question("mine", "terminate")]).orphans == []
 
 
+def test_what_is_kept_has_its_reason() -> None:
+    """And the note of its provider; before a restore is confirmed also what a person has decided upon."""
+    noted = Instance(id="n", batch_id="", created_at=ago(500), state=InstanceState.RUNNING, note="a module has made it")
+    unknown = "its launch batch is unknown to this database"
+    kept = found([listed("x", batch=""), noted], []).kept
+    assert [each.reason for each in kept] == [unknown, f"{unknown}; a module has made it"]
+    restored = found([listed("x")], [], asked=[question("x", "terminate")], unconfirmed="restored")
+    assert [each.reason for each in restored.kept] == ["restored"]
+
+
 def test_a_question_stays_open() -> None:
     """Instances that a person was asked about are not terminated because there are fewer of them by now."""
     orphan_instances = [listed(f"o{n}") for n in range(5)]
@@ -231,7 +241,8 @@ def test_what_starts_as_its_instance_runs() -> None:
     pending = Instance(id="pending", batch_id="b", created_at=ago(500), state=InstanceState.PENDING)
     owners = [Owner("w-1", "runs", boots=True), Owner("w-2", "pending", boots=True), Owner("w-3", "agent")]
     listing.add_page([listed("runs"), pending, listed("agent")], owners)
-    assert listing.booted == {"w-1": "runs"}
+    listing.add_page([listed("later")], [Owner("w-4", "later", boots=True)])
+    assert listing.booted == {"w-1": "runs", "w-4": "later"}
 
 
 def test_an_instance_that_gets_a_worker_during_the_listing() -> None:
