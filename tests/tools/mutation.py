@@ -75,6 +75,7 @@ Reason = Literal["equivalent", "wording", "tolerance"]
 SETTINGS: Final = """
 [tool.pytest.ini_options]
 asyncio_mode = "auto"
+asyncio_default_fixture_loop_scope = "session"
 addopts = "--hypothesis-seed=0 -p no:cacheprovider"
 
 [tool.mutmut]
@@ -150,14 +151,12 @@ def files_of(room: str) -> list[str]:
 
 
 def tests_of(room: str) -> list[str]:
-    """Files of unit tests that name the package of a room and one of its modules."""
+    """Files of the service's unit tests that name a module of a room."""
     package, modules = ROOMS[room]
     names = re.compile(rf"\b(?:{'|'.join(modules.split())})\b")
-    texts = {path: path.read_text() for path in sorted((ROOT / "tests" / "unit").rglob("test_*.py"))}
+    folder = ROOT / "tests" / "unit" / package.removeprefix("slipway_")
     return [
-        path.relative_to(ROOT).as_posix()
-        for path, text in texts.items()
-        if f"{package}.domain" in text and names.search(text)
+        path.relative_to(ROOT).as_posix() for path in sorted(folder.glob("test_*.py")) if names.search(path.read_text())
     ]
 
 
