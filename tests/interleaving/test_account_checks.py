@@ -13,10 +13,9 @@ from slipway_provisioner.domain.account_check import CheckState, Finding
 from slipway_provisioner.store import account_checks
 from slipway_provisioner.store.account_checks import Begun
 from tests.support.provisioner import Provisioner, declared, stopped_at
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
-locking: Final = Covered()
-OWN: Final = "store.account_checks."
+locking: Final = Covered(slipway_provisioner)
 FULL: Final = Finding(kind="quota", subject="standard", state=CheckState.PROBLEM, message="full")
 GONE: Final = Finding(kind="image", subject="ami-1", state=CheckState.PROBLEM, message="gone")
 
@@ -129,8 +128,3 @@ async def test_replicas_resolve_the_alerts_of_a_retired_account_once(provisioner
         assert await end(provisioner) is False
     assert await one is True
     assert await alerts(provisioner) == [AlertResolved]
-
-
-def test_every_locking_statement_has_an_interleaving() -> None:
-    """None is missing, and none is named that does not exist."""
-    assert {name for name in locking_statements(slipway_provisioner) if name.startswith(OWN)} == locking

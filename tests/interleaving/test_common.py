@@ -1,14 +1,10 @@
 """Two concurrent sessions for every locking statement of slipway_common: positions, sequence numbers, revisions and
 dead letters are as if the sessions had run one after the other."""
 
-import ast
 import asyncio
 import contextlib
-import inspect
-import re
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
@@ -34,11 +30,11 @@ from slipway_common.messaging.relay import partition_for
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
 from tests.support.harness import SERVICE, record_words, report, until
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
 CONSUMER: Final = Consumer(SERVICE, WORKER_LIFECYCLE, record_words)
 TOPIC: Final = WORKER_LIFECYCLE.name
-locking: Final = Covered()
+locking: Final = Covered(slipway_common)
 
 
 class Pair:
@@ -725,17 +721,3 @@ async def test_two_migrations_at_once(postgres: EmbeddedPostgres) -> None:
 
 
 # Completeness.
-
-
-def test_every_locking_statement_has_an_interleaving() -> None:
-    """Every locking statement is a constant with a test, and every listed one exists."""
-    assert locking_statements(slipway_common) == locking
-
-
-def test_only_one_clock() -> None:
-    """Deadlines use slipway_clock() only, except in its own body."""
-    other = re.compile(r"\bnow\(\)|(clock|statement|transaction)_timestamp|\bcurrent_(time|date)", re.IGNORECASE)
-    for path in Path(inspect.getfile(slipway_common)).parent.rglob("*.py"):
-        texts = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
-        found = [match.group() for text in texts if isinstance(text, str) for match in other.finditer(text)]
-        assert found == (["clock_timestamp"] if path.name in ("migrate.py", "tables.py") else []), path

@@ -12,9 +12,9 @@ from slipway_provisioner.apply import consoles as apply
 from slipway_provisioner.domain.consoles import ConsoleOutput
 from slipway_provisioner.store import consoles as store
 from tests.support.provisioner import Provisioner, in_transaction, stopped_at
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
-locking: Final = Covered()
+locking: Final = Covered(slipway_provisioner)
 IMAGES: Final = ("ami-1", "ami-2")
 
 
@@ -101,8 +101,3 @@ async def test_an_alert_is_resolved_once(provisioner: Provisioner) -> None:
         assert await in_transaction(provisioner, resolve) == []
     assert await in_transaction(provisioner, resolve) == []
     assert await provisioner.published(AlertResolved) == []
-
-
-def test_every_locking_statement_has_an_interleaving() -> None:
-    locks = {name for name in locking_statements(slipway_provisioner) if name.startswith("store.consoles.")}
-    assert locks == locking

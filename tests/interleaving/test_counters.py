@@ -34,9 +34,9 @@ from tests.support.provisioner import (
     stopped_at,
     weight,
 )
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
-locking: Final = Covered()
+locking: Final = Covered(slipway_provisioner)
 Step = Callable[[Connection], Awaitable[Any]]
 NO_CAPACITY: Final = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")
 NOTES: Final = "SELECT details -> 'configs' FROM decision ORDER BY last_at DESC, id DESC LIMIT 1"
@@ -361,8 +361,3 @@ async def test_counters_of_a_key_that_nothing_has_are_pruned(provisioner: Provis
     left = set(await keys_of(provisioner.database))
     assert counted <= left < keys
     assert await usage.drift(provisioner.database) == 0
-
-
-def test_every_locking_statement_of_counters_has_an_interleaving() -> None:
-    names = ("store.usage.", "store.weights.FOLD", "store.retention.DELETE_SHARED_USAGE")
-    assert {name for name in locking_statements(slipway_provisioner) if name.startswith(names)} == locking

@@ -24,9 +24,9 @@ from tests.support.provisioner import (
     weight,
 )
 from tests.support.starts import Forbid, a_first_start_is_the_last, a_waiting_start_obeys
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
-locking: Final = Covered()
+locking: Final = Covered(slipway_provisioner)
 
 
 def only_pools(*pools: dict[str, Any], owner: str = "test") -> dict[str, Any]:
@@ -317,9 +317,3 @@ async def test_an_export_is_of_one_moment(provisioner: Provisioner) -> None:
     assert {spec["max_capacity"] for spec in pools_shown} == {100}
     left = "SELECT count(*) FROM worker_pool WHERE NOT deleted AND max_capacity = 7"
     assert await provisioner.database.fetchval(left) == 140
-
-
-def test_every_locking_statement_of_declarations_has_an_interleaving() -> None:
-    """None is missing, and none is named that does not exist."""
-    locks = locking_statements(slipway_provisioner)
-    assert {name for name in locks if name.startswith("store.declarations.")} == locking

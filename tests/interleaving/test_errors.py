@@ -7,10 +7,9 @@ from slipway_common.database.retention import DAY_SECONDS
 from slipway_provisioner.store import errors, retention
 from tests.support.harness import until_ended_or_waiting
 from tests.support.provisioner import Provisioner, in_transaction
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
-locking: Final = Covered()
-OWN: Final = ("store.errors.", "store.retention.DELETE_ERROR")
+locking: Final = Covered(slipway_provisioner)
 OLD: Final = """
 UPDATE worker_error SET at = at - interval '61 days';
 UPDATE worker_error_hour SET hour = hour - interval '61 days'"""
@@ -41,7 +40,3 @@ async def test_errors_are_pruned_twice_at_once(provisioner: Provisioner) -> None
         await until_ended_or_waiting(provisioner.database, pruning)
         assert pruning.done(), "pruning waits for a lock"
     await pruning
-
-
-def test_every_locking_statement_has_an_interleaving() -> None:
-    assert {name for name in locking_statements(slipway_provisioner) if name.startswith(OWN)} == locking

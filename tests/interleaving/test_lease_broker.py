@@ -2,11 +2,8 @@
 grant, no lost wake-up, no revived lease."""
 
 import asyncio
-import inspect
 import itertools
-import re
 from collections.abc import AsyncIterator, Coroutine
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -50,13 +47,13 @@ from tests.support.lease_broker import (
     renew,
     terms,
 )
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
 WAITING: Final = "SELECT count(*) FROM requests WHERE waiting_units > 0"
 APPLIED: Final = Act(action=Action.APPLY, by="ops", reason="test")
 SET: Final = Act(action=Action.SET, by="ops", reason="test")
 EIGHT_DAYS: Final = 8 * DAY_SECONDS
-locking: Final = Covered()
+locking: Final = Covered(slipway_lease_broker)
 
 
 @pytest.fixture
@@ -816,31 +813,3 @@ async def test_all_at_once(broker: Broker) -> None:
         assert held <= 3
         assert not isinstance(event, LeaseExpired | LeaseLost)
     assert (held, granted) == (0, todo)
-
-
-def test_every_locking_statement_has_an_interleaving() -> None:
-    """None is missing, and none that is gone is named."""
-    locks = locking_statements(slipway_lease_broker)
-    assert {name for name in locks if not name.startswith("store.slots.")} == locking
-
-
-def test_all_sql_is_in_the_store() -> None:
-    """As constants, so that the list above is complete."""
-    package = Path(inspect.getfile(slipway_lease_broker)).parent
-    runs = re.compile(r"\.(?:execute|executemany|fetch|fetchrow|fetchval|cursor|copy_\w+)\((\S+)")
-    for path in package.rglob("*.py"):
-        found = runs.findall(path.read_text())
-        if path.parent.name == "store":
-            assert all(re.match(r"[A-Z_]+\b", argument) for argument in found), path
-        else:
-            assert not found or path.parent.name == "versions", path
-
-
-def test_only_one_clock() -> None:
-    """Only slipway_clock() is used: now() would be the start of the transaction."""
-    package = Path(inspect.getfile(slipway_lease_broker)).parent
-    other = re.compile(
-        r"\bnow\(\)|(clock|statement|transaction)_timestamp|timeofday|localtime|current_(time|date)", re.IGNORECASE
-    )
-    for path in package.rglob("*.py"):
-        assert not other.search(path.read_text()), path

@@ -13,10 +13,9 @@ from slipway_provisioner.apply import refused_terminations, starvation
 from slipway_provisioner.domain.cloud import Protected
 from slipway_provisioner.domain.workers import Worker
 from tests.support.provisioner import Provisioner, after, declared, in_transaction, report, stopped_at
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
-locking: Final = Covered()
-OWN: Final = ("store.terminations.", "store.balance.")
+locking: Final = Covered(slipway_provisioner)
 
 
 async def busy(provisioner: Provisioner, number: int) -> list[tuple[Worker, str]]:
@@ -177,10 +176,3 @@ async def test_two_replicas_raise_one_alert_for_a_starved_pool(provisioner: Prov
         await provisioner.until_waiting(one, two)
     await asyncio.gather(one, two)
     assert [alert.kind for alert in await provisioner.published(AlertRaised)] == ["pool-starved"]
-
-
-def test_every_locking_statement_of_these_has_an_interleaving() -> None:
-    """None is missing; that of taking terminable workers is in test_provisioner.py, and plans hold their pool's lock
-    when they record its balance."""
-    locks = {name for name in locking_statements(slipway_provisioner) if name.startswith(OWN)}
-    assert locks - {"store.terminations.TAKE_STOPPING"} == locking

@@ -15,9 +15,9 @@ from slipway_provisioner.domain import planning
 from slipway_provisioner.store import limits, pools
 from tests.support.provisioner import Provisioner, declared, in_transaction, report, stopped_at
 from tests.support.starts import batch_count
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
-locking: Final = Covered()
+locking: Final = Covered(slipway_provisioner)
 RENEWAL: Final = Incarnation(id="two", reason="commits were lost", former=("one",), revision_base=0, requested=None)
 
 
@@ -189,7 +189,3 @@ async def test_charges_are_dated_anew_while_an_outcome_is_recorded(provisioner: 
         await limits.redate(other)
     ahead = "SELECT count(*) FROM launch_batch WHERE known_at > slipway_clock()"
     assert await provisioner.database.fetchval(ahead) == 0
-
-
-def test_every_locking_statement_of_limits_has_an_interleaving() -> None:
-    assert {name for name in locking_statements(slipway_provisioner) if name.startswith("store.limits.")} == locking

@@ -8,10 +8,9 @@ import slipway_provisioner
 from slipway_provisioner.providers.pacing import Share
 from slipway_provisioner.store.pacing import SharedBuckets
 from tests.support.provisioner import Provisioner
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
-locking: Final = Covered()
-OWN: Final = "store.pacing."
+locking: Final = Covered(slipway_provisioner)
 PAUSE: Final = "SELECT FROM provider_bucket WHERE bucket = $1 FOR UPDATE"
 
 
@@ -121,8 +120,3 @@ async def test_a_throttle_empties_a_bucket_that_is_in_use(provisioner: Provision
         assert await taking == pytest.approx(1.0)
     await one.empty([share()])
     assert await two.take([share()], within_seconds=9) == pytest.approx(1.5)
-
-
-def test_every_locking_statement_has_an_interleaving() -> None:
-    """None is missing, and none is named that does not exist."""
-    assert {name for name in locking_statements(slipway_provisioner) if name.startswith(OWN)} == locking

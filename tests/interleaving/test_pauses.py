@@ -8,9 +8,9 @@ from slipway_common.events.signal import SignalRaised
 from slipway_provisioner.handlers.signals import record_requests
 from slipway_provisioner.store.refused_pauses import settle
 from tests.support.provisioner import Provisioner, after, declared, in_transaction, received, stopped_at
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
-locking: Final = Covered()
+locking: Final = Covered(slipway_provisioner)
 
 
 def request(letter: str, *, at: float = 0) -> SignalRaised:
@@ -84,9 +84,3 @@ async def test_a_refusal_that_is_extended_while_it_ends(provisioner: Provisioner
         assert await in_transaction(provisioner, settle) is False
     assert await first is True
     assert await alerts(provisioner) == [AlertResolved]
-
-
-def test_every_locking_statement_has_an_interleaving() -> None:
-    """None is missing, and none is named that does not exist."""
-    locks = locking_statements(slipway_provisioner)
-    assert {name for name in locks if name.startswith("store.refused_pauses.")} == locking - {"store.configs.LOCK"}

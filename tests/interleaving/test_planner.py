@@ -13,9 +13,9 @@ from slipway_provisioner.loops.plan import LOCK_SECONDS, Planner, wake_waiting
 from slipway_provisioner.store import marks, pools, waiting
 from tests.support.harness import until, until_ended_or_waiting
 from tests.support.provisioner import Provisioner, after, declared, in_transaction, report, stopped_at
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
-locking: Final = Covered()
+locking: Final = Covered(slipway_provisioner)
 POOLS: Final = [f"pool-{number}" for number in range(8)]
 IN_FLIGHT: Final = "SELECT count(*) FROM worker WHERE state = 'requested'"
 RECORDING: Final = "SELECT count(*) FROM pg_locks WHERE relation = 'decision'::regclass AND NOT granted"
@@ -212,8 +212,3 @@ async def test_a_pool_that_is_planned_while_it_stops_waiting(provisioner: Provis
     await provisioner.plan()
     rows = await provisioner.database.fetch("SELECT DISTINCT pool_id FROM waiting_pool ORDER BY pool_id")
     assert {row["pool_id"] for row in rows} <= {POOLS[0], *POOLS[2:]}
-
-
-def test_every_locking_statement_of_the_planners_has_an_interleaving() -> None:
-    own = ("store.marks.REQUEUE", "store.waiting.")
-    assert {name for name in locking_statements(slipway_provisioner) if name.startswith(own)} <= locking

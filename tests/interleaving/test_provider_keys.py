@@ -12,9 +12,9 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import provider_keys
 from slipway_provisioner.domain.cloud import Account
 from tests.support.provisioner import Cloud, Provisioner, declared, provisioner_on, report, stopped_at
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
-locking: Final = Covered()
+locking: Final = Covered(slipway_provisioner)
 SHARES: Final = "SELECT key FROM shared_window WHERE key LIKE 'capacity/%' ORDER BY key"
 
 
@@ -121,9 +121,3 @@ async def test_a_declaration_and_changed_keys_take_turns(provisioner: Provisione
         "SELECT c.capacity, n.price_factor FROM launch_config c JOIN launch_config_name n USING (name) ORDER BY c.id"
     )
     assert [tuple(row) for row in rows] == [("everywhere", 2.0), ("everywhere", 1.0)]
-
-
-def test_every_locking_statement_has_an_interleaving() -> None:
-    """None is missing, and none is named that does not exist."""
-    locks = locking_statements(slipway_provisioner)
-    assert {name for name in locks if name.startswith("store.provider_keys.")} == locking

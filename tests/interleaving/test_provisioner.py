@@ -2,8 +2,6 @@
 change is lost, no start commits after a command that forbids it, and there are no deadlocks."""
 
 import asyncio
-import inspect
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -96,9 +94,9 @@ from tests.support.provisioner import (
     weight,
 )
 from tests.support.starts import Forbid, a_first_start_is_the_last, a_waiting_start_obeys, batch_count
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
-locking: Final = Covered()
+locking: Final = Covered(slipway_provisioner)
 
 
 async def gone(provisioner: Provisioner, worker_ids: Sequence[str]) -> None:
@@ -1082,7 +1080,7 @@ async def test_two_replicas_raise_one_alert_for_an_implausible_listing(provision
         assert await second is False
 
 
-@locking("store.accounts.SET_SILENT")
+@locking("store.accounts.SET_MASS_UNRESPONSIVE")
 async def test_two_replicas_raise_one_alert_for_silent_workers(provisioner: Provisioner) -> None:
     """The replica that waited for the other finds no change."""
     await provisioner.declare()
@@ -1722,41 +1720,3 @@ async def test_an_alert_on_ages_is_recorded_under_the_lock_of_the_pool(provision
         await provisioner.until_waiting(setting)
     await setting
     assert await provisioner.database.fetchval("SELECT age_alerted FROM worker_pool WHERE id = 'linux'") is True
-
-
-# Completeness
-
-
-def test_every_locking_statement_has_an_interleaving() -> None:
-    """None is missing, and none is named that does not exist."""
-    locks = locking_statements(slipway_provisioner)
-    # In test_account_checks.py, test_consoles.py, test_declarations.py, test_errors.py, test_leaving.py,
-    # test_limits.py, test_pacing.py, test_pauses.py, test_planner.py, test_provider_keys.py, test_roll_outs.py,
-    # test_sources.py, test_counters.py, test_throttling.py, test_unreachable_accounts.py, test_workspaces.py and
-    # test_workspace_listings.py.
-    elsewhere = (
-        "store.account_checks.",
-        *("store.declarations.", "store.roll_outs.", "store.reachability.", "store.sources.", "store.removed_pools."),
-        *(
-            "store.throttling.",
-            "store.pacing.",
-            "store.provider_keys.",
-            "store.refused_pauses.",
-            "store.retention.DELETE_ENDED_DEMAND",
-        ),
-        *("store.limits.", "store.workspaces.", "store.workspace_runs.", "store.retention.DELETE_WORKSPACES"),
-        *("store.consoles.", "store.retention.DELETE_DOCUMENTS", "store.marks.REQUEUE", "store.waiting."),
-        *("store.workspace_listings.", "store.retention.DELETE_LISTINGS", "store.balance."),
-        *("store.terminations.SET_REFUSING", "store.errors.", "store.retention.DELETE_ERROR"),
-        *("store.usage.", "store.weights.FOLD", "store.retention.DELETE_SHARED_USAGE"),
-    )
-    assert {name for name in locks if not name.startswith(elsewhere)} == locking
-
-
-def test_only_one_clock() -> None:
-    """Deadlines use no clock but slipway_clock(): others return the transaction's start."""
-    other = re.compile(
-        r"\bnow\(\)|(clock|statement|transaction)_timestamp|timeofday|localtime|current_(time|date)", re.IGNORECASE
-    )
-    for path in Path(inspect.getfile(slipway_provisioner)).parent.rglob("*.py"):
-        assert not other.search(path.read_text()), path

@@ -28,9 +28,9 @@ from tests.support.provisioner import (
     stopped_at,
     weight,
 )
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
-locking: Final = Covered()
+locking: Final = Covered(slipway_provisioner)
 ZONE_A: Final = Name("linux", "zone-a")
 OLD: Final = revision_id()
 NEW: Final = revision_id(image="linux-2")
@@ -280,9 +280,3 @@ async def test_a_pool_that_is_declared_again_while_it_is_deleted(provisioner: Pr
         await provisioner.until_waiting(one, two)
     await asyncio.gather(one, two)
     assert await provisioner.database.fetchval(POOLS) == ["linux"]
-
-
-def test_every_locking_statement_of_roll_outs_has_an_interleaving() -> None:
-    """None is missing, and none is named that does not exist."""
-    locks = locking_statements(slipway_provisioner)
-    assert {name for name in locks if name.startswith(("store.roll_outs.", "store.removed_pools."))} == locking

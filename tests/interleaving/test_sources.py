@@ -11,12 +11,11 @@ from slipway_provisioner.apply.sources import remove_source, settle_sources
 from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.store.retention import DELETE_ENDED_DEMAND
 from tests.support.provisioner import Provisioner, in_transaction, received, report, stopped_at
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
-locking: Final = Covered()
+locking: Final = Covered(slipway_provisioner)
 HOUR: Final = 3600.0
 WEEK: Final = 7 * 86_400.0
-OWN: Final = ("store.sources.", "store.retention.DELETE_ENDED_DEMAND")
 
 
 async def settle(db: Connection) -> bool:
@@ -154,9 +153,3 @@ async def test_a_report_that_waited_for_the_pruning_of_its_source(provisioner: P
             assert await db.execute(DELETE_ENDED_DEMAND.text, WEEK) == "DELETE 0"
         await reported
         assert await left(provisioner) == [(6, False)]
-
-
-def test_every_locking_statement_has_an_interleaving() -> None:
-    """None is missing, and none is named that does not exist."""
-    locks = locking_statements(slipway_provisioner)
-    assert {name for name in locks if name.startswith(OWN)} == locking

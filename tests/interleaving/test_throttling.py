@@ -9,9 +9,9 @@ from slipway_common.events.alert import AlertRaised
 from slipway_provisioner.apply import throttling
 from slipway_provisioner.store import throttling as store
 from tests.support.provisioner import Provisioner, in_transaction, stopped_at
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
-locking: Final = Covered()
+locking: Final = Covered(slipway_provisioner)
 AFTER_SECONDS: Final = 60.0
 
 
@@ -49,8 +49,3 @@ async def test_two_replicas_raise_one_notice(provisioner: Provisioner) -> None:
         await provisioner.until_waiting(one, two)
     await asyncio.gather(one, two)
     assert len(await provisioner.published(AlertRaised)) == 1
-
-
-def test_every_locking_statement_has_an_interleaving() -> None:
-    locks = {name for name in locking_statements(slipway_provisioner) if name.startswith("store.throttling.")}
-    assert locks == locking

@@ -14,9 +14,9 @@ from slipway_provisioner.domain.reachability import machine
 from slipway_provisioner.store import reachability as store
 from slipway_provisioner.store.batches import Batch
 from tests.support.provisioner import Provisioner, in_transaction, stopped_at
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 
-locking: Final = Covered()
+locking: Final = Covered(slipway_provisioner)
 CALLS: Final = ("store.reachability._UNKNOWN", "store.reachability.OPEN_CALLS")
 RETIRED: Final = ("store.reachability._UNKNOWN", "store.reachability.RETIRED_CALLS", "store.reachability.RECORD")
 
@@ -197,8 +197,3 @@ async def test_two_replicas_settle_a_worker_once(provisioner: Provisioner) -> No
             await provisioner.until_waiting(record)
         await record
     assert await provisioner.database.fetchval("SELECT count(*) FROM unreachable_machine") == 1
-
-
-def test_every_locking_statement_has_an_interleaving() -> None:
-    locks = {name for name in locking_statements(slipway_provisioner) if name.startswith("store.reachability.")}
-    assert locks == locking

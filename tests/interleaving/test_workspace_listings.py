@@ -17,12 +17,11 @@ from slipway_provisioner.domain.workspaces import Kind, Phase, Workspace
 from slipway_provisioner.providers.workspaces import ListingClaim, ListingPending
 from slipway_provisioner.store import workspace_listings, workspaces
 from tests.support.provisioner import Provisioner, in_transaction, stopped_at
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 from tests.support.terraform_provider import startable
 from tests.support.workspaces import OLD, ring, stored
 
-locking: Final = Covered()
-OWN: Final = ("store.workspace_listings.", "store.retention.DELETE_LISTINGS")
+locking: Final = Covered(slipway_provisioner)
 KEYS: Final = ring(OLD)
 CONFIG: Final = "zone-a@3f2c9a"
 ACCOUNT: Final = Account(
@@ -246,8 +245,3 @@ async def workspace(provisioner: Provisioner, phase: Phase) -> Workspace:
 
 async def phases(provisioner: Provisioner) -> list[str]:
     return [found["phase"] for found in await provisioner.database.fetch("SELECT phase FROM workspace")]
-
-
-def test_every_locking_statement_has_an_interleaving() -> None:
-    """None is missing, and none is named that does not exist."""
-    assert {name for name in locking_statements(slipway_provisioner) if name.startswith(OWN)} == locking

@@ -22,17 +22,11 @@ from slipway_provisioner.providers.workspaces import NoRoom, Room, RunClaim
 from slipway_provisioner.store import workspace_runs, workspaces
 from tests.support.harness import until
 from tests.support.provisioner import Provisioner, in_transaction, stopped_at
-from tests.support.statements import Covered, locking_statements
+from tests.support.statements import Covered
 from tests.support.terraform_provider import startable
 from tests.support.workspaces import NEW, OLD, ring, state, stored
 
-locking: Final = Covered()
-OWN: Final = (
-    "store.workspaces.",
-    "store.workspace_runs.",
-    "store.retention.DELETE_DOCUMENTS",
-    "store.retention.DELETE_WORKSPACES",
-)
+locking: Final = Covered(slipway_provisioner)
 KEYS: Final = ring(OLD)
 CONFIG: Final = "zone-a@3f2c9a"
 ACCOUNT: Final = Account(
@@ -622,8 +616,3 @@ async def test_an_apply_is_a_start(provisioner: Provisioner, queued: list[Worksp
     assert [row.outcome for row in rows] == [{"put_back": "launching was stopped or paused before the apply began"}]
     left = await provisioner.database.fetchval("SELECT count(*) FROM workspace_document WHERE kind = 'inputs'")
     assert left == 0
-
-
-def test_every_locking_statement_has_an_interleaving() -> None:
-    """None is missing, and none is named that does not exist."""
-    assert {name for name in locking_statements(slipway_provisioner) if name.startswith(OWN)} == locking

@@ -20,7 +20,12 @@ Test = TypeVar("Test")
 
 
 class Covered(set[str]):
-    """Names of the locking statements whose interleavings the tests of a file try. Call it to mark a test with them."""
+    """Names of the locking statements of a package whose interleavings the tests of a file try. Call it to mark a test
+    with them."""
+
+    def __init__(self, package: ModuleType) -> None:
+        super().__init__()
+        self.package = package
 
     def __call__(self, *names: str) -> Callable[[Test], Test]:
         self.update(names)

@@ -41,7 +41,7 @@ ROOMS: Final[Mapping[str, tuple[str, str]]] = {
     "launching": ("slipway_provisioner", "binding cloud deadlines launching throttling user_data"),
     "workers": (
         "slipway_provisioner",
-        "claims consoles identity registration silence terminations timeline workers",
+        "claims consoles identity refused_terminations registration timeline unresponsiveness workers",
     ),
     "roll_outs": ("slipway_provisioner", "revisions roll_out rollback"),
     "declaring": ("slipway_provisioner", "comparison declaration guard ownership pauses"),
