@@ -1,4 +1,4 @@
-"""What a person is asked after a restore: orphan instances, and tasks that the database knows nothing of."""
+"""Questions to a person after a restore: orphan instances, and tasks that the database knows nothing of."""
 
 from datetime import UTC, datetime
 from typing import Any, Final
