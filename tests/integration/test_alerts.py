@@ -5,8 +5,10 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
+import msgspec
 import pytest
 
+from slipway_common.base.clock import utc_now
 from slipway_common.database import alerts
 from slipway_common.database.postgres import Database
 from slipway_common.events.alert import START_SECONDS, AlertRaised, AlertResolved
@@ -123,6 +125,19 @@ async def test_an_alert_that_changes(service: Alerting) -> None:
     await service.send(ZONE)
     again, before = await alerts.fetch(service.database, limit=10)
     assert (again.closed_at, again.raised_at.minute, before.resolution) == (None, 2, "well")
+
+
+async def test_a_notice_that_becomes_a_page(service: Alerting) -> None:
+    """Its silence was for the notice, and ends; that of a page outlives its changes."""
+    notice, until = msgspec.structs.replace(ZONE, severity="notice"), utc_now()
+    silenced = []
+    for event in (notice, notice, ZONE, ZONE):
+        await service.send(event)
+        (row,) = await alerts.fetch(service.database, limit=10)
+        silenced.append(row.silenced_until is not None)
+        async with service.database.acquire() as db:
+            await alerts.silence(db, ZONE.dedup_key, until=until, by="ops", reason="r")
+    assert silenced == [False, True, False, True]
 
 
 async def test_an_end_without_a_beginning(service: Alerting) -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from slipway_client.alerts import slack, webhook
+from slipway_client.alerts import alertmanager, slack, webhook
 from slipway_client.alerts.forward import idempotency_key, is_news
 from slipway_client.alerts.main import main, send
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
@@ -35,6 +35,15 @@ def test_a_webhook_gets_the_event_and_an_action() -> None:
     assert webhook.body(OPEN, NOW) == {"action": "trigger", **msgspec.to_builtins(OPEN)}
     assert webhook.body(END, NOW)["action"] == "resolve"
     assert webhook.body(OPEN, NOW)["dedup_key"] == webhook.body(END, NOW)["dedup_key"]
+
+
+def test_alertmanager_gets_no_start_after_the_end() -> None:
+    """Which it would refuse for ever: the clock of the sender may be behind that of the database."""
+    late = msgspec.structs.replace(END, raised_at=NOW + timedelta(seconds=30))
+    (sent,) = alertmanager.body(late, NOW, refresh_seconds=60)
+    assert sent["startsAt"] == sent["endsAt"] == NOW.isoformat()
+    (sent,) = alertmanager.body(OPEN, NOW + timedelta(seconds=1), refresh_seconds=60)
+    assert sent["startsAt"] == NOW.isoformat()
 
 
 def test_slack_gets_a_message() -> None:

@@ -368,6 +368,13 @@ def test_never_wider_nor_higher_than_the_terminal(shown: Snapshot, width: int, h
     assert len(drawn(shown, width, height)) <= height
 
 
+@given(st.text("a 漢\u0301", max_size=60), st.integers(6, 40))
+@example("漢漢漢漢" + "\u0301" * 4, 6)
+def test_a_sentence_is_never_wider_than_its_lines(text: str, width: int) -> None:
+    """Also where characters of no width stand for those of two."""
+    assert [line for line in table.wrapped(text, width) if cell_len(line) > width] == []
+
+
 @given(st.lists(st.integers(1, 80), min_size=1, max_size=4), st.integers(0, 60))
 def test_rows_are_allotted_without_waste(wanted: list[int], space: int) -> None:
     """All rows are used or none is wanted; a list that is cut gets at most one row less than any other."""

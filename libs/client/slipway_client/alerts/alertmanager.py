@@ -30,7 +30,7 @@ def body(alert: Alert, now: datetime, *, refresh_seconds: float) -> list[dict[st
                 "dedup_key": alert.dedup_key,
             },
             "annotations": {name: text for name in ANNOTATIONS if (text := getattr(alert, name))},
-            "startsAt": (alert.raised_at or now).isoformat(),
+            "startsAt": min(alert.raised_at or now, now).isoformat(),  # it refuses a start after the end
             "endsAt": (now + lasts).isoformat(),
         }
     ]

@@ -224,7 +224,7 @@ def aligned(text: str, width: int, right: bool) -> str:
 
 def wrapped(text: str, width: int, *, indent: str = "  ") -> list[str]:
     """A sentence in lines of at most `width` columns, the later ones indented."""
-    columns = width if cell_len(text) == len(text) else width // 2  # wide characters take two
+    columns = width // 2 if any(cell_len(character) > 1 for character in text) else width
     return textwrap.wrap(text, columns, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 

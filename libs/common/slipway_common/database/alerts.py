@@ -31,7 +31,8 @@ RAISE: Final = """
 INSERT INTO alert AS a (dedup_key, kind, subject_kind, subject_id, severity, body)
 VALUES ($1, $2, $3, $4, $5, $6)
 ON CONFLICT (dedup_key) WHERE closed_at IS NULL DO UPDATE
-SET severity = excluded.severity, body = excluded.body, revision = a.revision + 1, published_at = slipway_clock()
+SET severity = excluded.severity, body = excluded.body, revision = a.revision + 1, published_at = slipway_clock(),
+    silenced_until = CASE WHEN excluded.severity = 'page' AND a.severity <> 'page' THEN NULL ELSE a.silenced_until END
 RETURNING raised_at, revision"""
 CLOSE: Final = """
 UPDATE alert SET closed_at = slipway_clock(), resolution = $2, revision = revision + 1
@@ -167,7 +168,8 @@ async def is_open(db: Connection, dedup_key: str) -> bool:
 
 
 async def silence(tx: Connection, dedup_key: str, *, until: datetime, by: str, reason: str) -> Row | None:
-    """Silence an open alert until a time, or replace its silence; None if no alert is open under this key."""
+    """Silence an open alert until a time, or replace its silence; None if no alert is open under this key. A notice
+    that becomes a page is silent no more."""
     row = await tx.fetchrow(SILENCE, dedup_key, until, by, reason)
     return None if row is None else _row(row)
 
