@@ -208,13 +208,7 @@ async def passed(tx: Connection) -> list[AlertResolved]:
 
 def _resolved(alert: Alert, summary: str) -> AlertResolved:
     """Resolution of an alert, which is made whole when it is recorded."""
-    return AlertResolved(
-        dedup_key=alert.dedup_key,
-        subject_kind=alert.subject_kind,
-        subject_id=alert.subject_id,
-        kind=alert.kind,
-        summary=summary,
-    )
+    return AlertResolved(**alert.identity, summary=summary)
 
 
 def _body(event: AlertRaised) -> str:

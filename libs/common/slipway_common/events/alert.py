@@ -13,6 +13,15 @@ START_SECONDS: Final = 120.0
 waits for it."""
 
 
+class AlertIdentity(TypedDict):
+    """Fields of an alert that are the same when it is raised and when it is resolved."""
+
+    dedup_key: str
+    kind: str
+    subject_kind: str
+    subject_id: str
+
+
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of an alert: summary, effect, what Slipway does (`doing`), one command to run, start and cause.
 
@@ -42,19 +51,20 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     revision: int = 1
     repeat: bool = False
 
+    @property
+    def identity(self) -> AlertIdentity:
+        """Fields of its resolution."""
+        return {
+            "dedup_key": self.dedup_key,
+            "kind": self.kind,
+            "subject_kind": self.subject_kind,
+            "subject_id": self.subject_id,
+        }
+
 
 def alert_key(service: str, kind: str, *subject: str) -> str:
     """Deduplication key of an alert of one kind on one subject."""
     return encoded(service, kind, *subject)
-
-
-class AlertIdentity(TypedDict):
-    """Fields of an alert that are the same when it is raised and when it is resolved."""
-
-    dedup_key: str
-    kind: str
-    subject_kind: str
-    subject_id: str
 
 
 def alert_identity(service: str, kind: str, subject_kind: str, subject_id: str, *more: str) -> AlertIdentity:

@@ -16,7 +16,7 @@ import msgspec
 from slipway_common.base.percent import decoded
 from slipway_common.base.redaction import redacted
 from slipway_common.base.text import LISTED_MAX, duration_text, listed
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
+from slipway_common.events.alert import Alert, AlertIdentity, AlertRaised, AlertResolved, alert_key
 from slipway_common.events.fitting import fitted
 from slipway_common.events.scopes import Key, config_key, credential_key
 from slipway_weight_calculator.domain import signals
@@ -159,10 +159,7 @@ class _Changes:
             CAPACITY: f"launches from other capacity; {PROBES}",
         }[kind]
         return AlertRaised(
-            dedup_key=dedup_key(kind, key),
-            subject_kind=key.kind,
-            subject_id=key.id,
-            kind=kind,
+            **_identity(kind, key),
             summary=f"{_summary(kind, key)}: {_cause(trip)}",
             doing=doing,
             command=command,
@@ -193,10 +190,7 @@ class _Changes:
             summary = f"tripped: {cause}"
             doing = f"launches from the pool's other configs until {down.source} clears the signal or it expires"
         return AlertRaised(
-            dedup_key=dedup_key(CONFIG, config.key),
-            subject_kind=config.key.kind,
-            subject_id=config_id,
-            kind=CONFIG,
+            **_identity(CONFIG, config.key),
             summary=f"{config_id} {summary}",
             doing=doing,
             command=f"slipway lc show {config_id}",
@@ -223,10 +217,7 @@ class _Changes:
             return None
         cause = listed([_subject(key) for key in causes])
         return AlertRaised(
-            dedup_key=dedup_key(POOL, pool_key(pool_id)),
-            subject_kind=pool_key(pool_id).kind,
-            subject_id=pool_id,
-            kind=POOL,
+            **_identity(POOL, pool_key(pool_id)),
             summary=f"every launch config of {pool_id} is tripped: {cause}",
             doing="continues with probes, one every 30 s for the whole pool where launches fail",
             command=f"slipway why {pool_id}",
@@ -253,10 +244,7 @@ class _Changes:
                     return
                 seconds = max(0.0, stage.trip.recovered_at - then.trip.tripped_at)
                 yield AlertRaised(
-                    dedup_key=dedup_key(RECOVERED, key),
-                    subject_kind=key.kind,
-                    subject_id=key.id,
-                    kind=RECOVERED,
+                    **_identity(RECOVERED, key),
                     summary=f"{_subject(key)} recovered after {duration_text(seconds)}",
                     effect=self.effect(sorted({config.declared.pool_id for config in members})),
                     doing="allows more starts with each success, and probes configs that tripped at the same time",
@@ -283,10 +271,7 @@ class _Changes:
                 continue
             sample = f", with the message: {redacted(failure.sample)}" if failure.sample else ""
             self.raised[named] = alert = AlertRaised(
-                dedup_key=named,
-                subject_kind=account.kind,
-                subject_id=account.id,
-                kind=UNCLASSIFIED,
+                **_identity(UNCLASSIFIED, account, code),
                 summary=f"{account} refused a launch with {code}, an unknown error code",
                 effect=f"unknown: it may affect more than {config.id}",
                 doing=f"charges {config.id}, which trips after 5 of them in a row",
@@ -352,6 +337,15 @@ def dedup_key(kind: str, subject: Key, *more: str) -> str:
     return alert_key(SERVICE, kind, *decoded(subject.text), *more)
 
 
+def _identity(kind: str, subject: Key, *more: str) -> AlertIdentity:
+    return {
+        "dedup_key": dedup_key(kind, subject, *more),
+        "kind": kind,
+        "subject_kind": subject.kind,
+        "subject_id": subject.id,
+    }
+
+
 def _changed(before: Row | None, row: Row | None) -> bool:
     """True if a trip of the row has changed."""
     if before is None or row is None:
@@ -384,10 +378,7 @@ def _worse(before: AlertRaised, now: AlertRaised) -> bool:
 
 def _resolved(alert: AlertRaised, summary: str) -> AlertResolved:
     return AlertResolved(
-        dedup_key=alert.dedup_key,
-        subject_kind=alert.subject_kind,
-        subject_id=alert.subject_id,
-        kind=alert.kind,
+        **alert.identity,
         summary=summary,
         since=alert.since,
         cause=alert.cause,
