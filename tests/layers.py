@@ -78,6 +78,10 @@ WHOLE: Final = tuple(
         "lost_grants",
         "service",
         "provisioner",
+        "machines",
+        "decisions",
+        "provisioner_http",
+        "unleased",
         "weight_calculator",
         "lease_broker",
     )
