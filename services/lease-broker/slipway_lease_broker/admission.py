@@ -22,7 +22,7 @@ from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.domain import limits, spread
-from slipway_lease_broker.domain.commands import apply_command, confirmation
+from slipway_lease_broker.domain.commands import apply_permitted, confirmation
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.exchange import Exchange, Outcome, Submission
 from slipway_lease_broker.domain.gangs import cancellation, find_blocked_gangs, is_given_up, start_together
@@ -285,7 +285,7 @@ class AdmissionTx:
         ledger = self._ledger = Ledger(self.pools.values(), granted, [])
         for lease in granted:
             if lease.state is State.RESERVED:
-                apply_command(ledger, confirmation(lease), self.now, Sender(name=lease.owner))
+                apply_permitted(ledger, confirmation(lease), self.now, Sender(name=lease.owner))
         await self.leave_to_the_loop()
         return list(ledger.leases.values())
 
@@ -324,7 +324,7 @@ class AdmissionTx:
         ledger = self._ledger = Ledger(self.pools.values(), [], members)
         for member in members:
             if member.waiting_units:
-                apply_command(ledger, cancellation(member), self.now, Sender(name=member.owner))
+                apply_permitted(ledger, cancellation(member), self.now, Sender(name=member.owner))
         await self.leave_to_the_loop()
         await gangs.done(self.tx, gang.id, self.now)
 

@@ -1,6 +1,10 @@
 """Percent-encoded texts of ids. Ids may contain slashes; encoded, each is one part of a key, a subject or a tag."""
 
+from functools import lru_cache, partial
+from typing import Final
 from urllib.parse import quote, unquote
+
+_quoted: Final = lru_cache(maxsize=4_096)(partial(quote, safe="@"))
 
 
 def encoded(*parts: str) -> str:
@@ -8,7 +12,7 @@ def encoded(*parts: str) -> str:
 
     "@" stays, since it only separates the name of a launch config from its revision.
     """
-    return "/".join(quote(part, safe="@") for part in parts)
+    return "/".join(map(_quoted, parts))
 
 
 def decoded(text: str) -> tuple[str, ...]:

@@ -27,6 +27,8 @@ SESSION_TIMEOUTS: Final = {
 # The driver reads the definition of an array type from the server at its first use in a session. Read them all when the
 # session begins, since the first use is in the middle of a transaction, which holds its locks for that much longer.
 ARRAYS: Final = "SELECT $1::boolean[], $2::integer[], $3::bigint[], $4::float8[], $5::bytea[], $6::uuid[], $7::jsonb[]"
+# Type of JSON → bytes before its text in the binary format: jsonb begins with its version.
+JSON_HEADS: Final = {"json": b"", "jsonb": b"\x01"}
 INFRASTRUCTURE: Final = (
     OSError,
     TimeoutError,
@@ -59,12 +61,13 @@ def is_infrastructure(error: BaseException) -> bool:
 
 
 async def _prepare(connection: Connection) -> None:
-    for name in ("json", "jsonb"):
+    for name, head in JSON_HEADS.items():
         await connection.set_type_codec(
             name,
             schema="pg_catalog",
-            encoder=lambda value: msgspec.json.encode(value).decode(),
-            decoder=msgspec.json.decode,
+            encoder=lambda value, head=head: head + msgspec.json.encode(value),
+            decoder=lambda content, head=head: msgspec.json.decode(content[len(head) :]),
+            format="binary",  # as COPY needs it
         )
     await connection.prepare(ARRAYS)
 

@@ -8,6 +8,7 @@ execute a subquery of IN once for each row, and each time LIMIT takes rows that 
 """
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -24,6 +25,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import asyncpg
 from sqlalchemy.sql.elements import CompilerElement
+
+from slipway_common.database.postgres import Connection
 
 
 class Compiler(asyncpg.PGCompiler_asyncpg):
@@ -65,6 +68,17 @@ class Statement:
 def columns(rows: Sequence[Any], names: Iterable[str]) -> dict[str, list[Any]]:
     """The attributes of `rows` by name, an array each."""
     return {name: [getattr(row, name) for row in rows] for name in names}
+
+
+async def append(tx: Connection, fields: Sequence[Column[Any]], rows: Sequence[Any]) -> None:
+    """Append rows to the table of these columns, in order, from their attributes of the same names; at least two
+    columns.
+
+    COPY takes two thirds of the time of an INSERT of an array per column, since the driver examines each element of an
+    array, and the server reads the arrays side by side."""
+    if rows:
+        names = [field.name for field in fields]
+        await tx.copy_records_to_table(fields[0].table.name, records=map(attrgetter(*names), rows), columns=names)
 
 
 def given(*fields: Column[Any], name: str = "given") -> FromClause:

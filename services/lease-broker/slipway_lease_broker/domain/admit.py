@@ -124,10 +124,13 @@ class Admission:
                 return min(overdue, key=_arrival)
         if self._stopped:
             return None
+        waiting = self._short_operations | self._paced_operations
+        heads = [head for head in heads if head.operation not in waiting]
+        if len(heads) < 2:
+            return heads[0] if heads else None
         of = {
             Head(tenant=head.tenant, priority=head.priority, requested_at=head.since, place=head.place): head
             for head in heads
-            if head.operation not in self._short_operations and head.operation not in self._paced_operations
         }
         first = fairness.next_head(of, self.shares, self.now, self.pool.policy.ageing_seconds)
         return None if first is None else of[first]

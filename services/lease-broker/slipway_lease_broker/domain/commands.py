@@ -6,7 +6,7 @@ comes too late, or with the wrong token or owner, changes nothing.
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Final, TypeAlias
 
 import msgspec
@@ -85,16 +85,43 @@ def apply_command(
 ) -> None:
     """Apply one command of `sender`. With a `gang_id` a request starts together with the others of that gang. Raises
     BadEvent for a command that can never be applied."""
+    pool = _pool_of(ledger, command, now)
+    denial = _denied(ledger, command, sender)
+    if denial is Denial.WRONG_OWNER:
+        ledger.refusals.append(denial)
+    else:
+        _apply(ledger, pool, command, denial, now, sender, traceparent=traceparent, gang_id=gang_id)
+
+
+def apply_permitted(
+    ledger: Ledger, command: LeaseCommand, now: datetime, sender: Sender, *, traceparent: str = ""
+) -> None:
+    """Apply one command that `sender` may give, as the caller has checked. Raises BadEvent as apply_command does."""
+    _apply(ledger, _pool_of(ledger, command, now), command, None, now, sender, traceparent=traceparent)
+
+
+def _pool_of(ledger: Ledger, command: LeaseCommand, now: datetime) -> LeasePool:
+    """The lease pool of a command that can be applied, counted up to now. Raises BadEvent."""
     pool = ledger.pools.get(command.lease_pool_id)
     if pool is None:
         raise BadEvent(f"lease pool {command.lease_pool_id!r} is not declared")
     check(command)
     if pool.counted_at != now:
         pool = ledger.pools[pool.id] = accrue_idle(pool, now)
-    denial = _denied(ledger, command, sender)
-    if denial is Denial.WRONG_OWNER:
-        ledger.refusals.append(denial)
-        return
+    return pool
+
+
+def _apply(
+    ledger: Ledger,
+    pool: LeasePool,
+    command: LeaseCommand,
+    denial: Denial | None,
+    now: datetime,
+    sender: Sender,
+    *,
+    traceparent: str,
+    gang_id: str | None = None,
+) -> None:
     match command:
         case LeaseRequested():
             new = partial(new_request, now=now, sender=sender, traceparent=traceparent, gang_id=gang_id)
@@ -328,13 +355,16 @@ def _record_evidence(
     """Record the throttle evidence of a release. That of one holder alone makes only its own tenant wait; see
     throttling.py."""
     pool = ledger.pools[lease.lease_pool_id]
+    until = throttling.pause_until(command.retry_after_seconds, now, pool.policy.retry_after_max_seconds)
+    is_report = command.throttled or until is not None
+    if not is_report and pool.policy.adaptive is None:
+        return
     held = dict(ledger.held_by.get(pool.id, {}))
     is_recent = lease.ended_at is not None and now - lease.ended_at <= timedelta(seconds=pool.hold_seconds)
     if is_recent and lease.unleased_by is None:  # its hold has ended, so that it is no longer among the held ones
         held[lease.owner] = held.get(lease.owner, 0) + lease.granted_units
     is_trusted = sender.adapter or throttling.is_major(lease.owner, held)
-    until = throttling.pause_until(command.retry_after_seconds, now, pool.policy.retry_after_max_seconds)
-    if command.throttled or until is not None:
+    if is_report:
         report = ThrottleReport(lease.owner, now, until)
         judged = throttling.judge(
             report, pool.throttle_reports, is_adapter=sender.adapter, held=held, hold_seconds=pool.hold_seconds
@@ -459,9 +489,18 @@ def _record_unleased(
         ledger.events.append(ended_event(lease))
 
 
+@cache
+def _checked_fields(kind: type[LeaseCommand]) -> tuple[str, ...]:
+    """Fields of a kind of command whose values have bounds."""
+    bounded = ("_id", "_seconds")
+    return tuple(
+        name for name in kind.__struct_fields__ if name.endswith(bounded) or name in ("units", "quota_remaining")
+    )
+
+
 def check(command: LeaseCommand) -> None:
     """Raise BadEvent for values that no ledger can hold."""
-    for name in command.__struct_fields__:
+    for name in _checked_fields(type(command)):
         value = getattr(command, name)
         if name.endswith("_id") and not value:
             raise BadEvent(f"{name} is empty")

@@ -36,16 +36,20 @@ class Paces:
 
     def __init__(self, pool: LeasePool, limit: Limit, now: datetime) -> None:
         self._pool, self._limit, self._now = pool, limit, now
+        self._pacing: dict[str, Pacing | None] = {}  # by operation, once it was needed
         ahead = {key: pace for key, pace in pool.paces.items() if pace.until > now}
         self._until = {key: until for key, pace in ahead.items() if (until := self._converted(key, pace)) is not None}
 
     def pacing(self, operation: str) -> Pacing | None:
         """Pacing of an operation; None: its starts are not paced."""
-        return pacing_of(self._pool, operation, self._limit.units)
+        if operation not in self._pacing:
+            self._pacing[operation] = pacing_of(self._pool, operation, self._limit.units)
+        return self._pacing[operation]
 
     def free_at(self, operation: str, units: int) -> datetime:
         """Time at which `units` may start together; now when they may start at once."""
-        return pacing.free_at(self.until(operation), self._now, units, self.pacing(operation))
+        terms = self.pacing(operation)
+        return self._now if terms is None else pacing.free_at(self.until(operation), self._now, units, terms)
 
     def units_now(self, operation: str, units: int) -> int:
         """Number of units, of so many that need not start together, that may start now."""
@@ -58,7 +62,9 @@ class Paces:
 
     def spend(self, operation: str, units: int) -> None:
         """Count a start of `units` now."""
-        terms, key = self.pacing(operation), self._key(operation)
+        if (terms := self.pacing(operation)) is None:
+            return
+        key = self._key(operation)
         most = pacing.most_ahead(terms, self._limit.units, self._pool.hold_seconds)
         until = pacing.spend(self._until.get(key), self._now, units, terms, most)
         if until is not None:

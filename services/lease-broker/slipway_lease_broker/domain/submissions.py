@@ -15,6 +15,7 @@ from slipway_common.events.lease import (
 from slipway_lease_broker.domain.commands import (
     UNITS_MAX,
     apply_command,
+    apply_permitted,
     claim_lease,
     confirmation,
     is_late_evidence,
@@ -200,12 +201,12 @@ def apply(submission: Submission, ledger: Ledger, now: datetime) -> Answer:
     if isinstance(command, LeaseCancelRequested):
         return _cancel(command, ledger, now, submission.sender)
     if isinstance(command, LeaseRequested):
-        apply_command(ledger, command, now, submission.sender, traceparent=submission.traceparent)
+        apply_permitted(ledger, command, now, submission.sender, traceparent=submission.traceparent)
         lease = of_request(ledger.leases.values(), command.request_id)
         if lease is not None:
             lease = claim_lease(ledger, lease, submission.sender, now)
         if lease is not None and lease.state is State.RESERVED and submission.confirm:
-            apply_command(ledger, confirmation(lease), now, Sender(name=lease.owner))
+            apply_permitted(ledger, confirmation(lease), now, Sender(name=lease.owner))
             lease = ledger.leases[pool_id, lease.id]
         return Answer(pool=before, now=now, lease=lease, request=ledger.requests[pool_id, command.request_id])
     assert not isinstance(command, LeaseUnleasedReported)
@@ -216,7 +217,7 @@ def apply(submission: Submission, ledger: Ledger, now: datetime) -> Answer:
             return Answer(pool=before, now=now, lease=lease)
         command = msgspec.structs.replace(command, units=max(1, units - submission.remaining))
     if lease.live or (isinstance(command, LeaseReleaseRequested) and is_late_evidence(before, lease, command)):
-        apply_command(ledger, command, now, submission.sender)
+        apply_permitted(ledger, command, now, submission.sender)
         lease = ledger.leases[pool_id, command.lease_id]
     return Answer(pool=before, now=now, lease=lease, released_units=units - lease.units)
 
@@ -227,7 +228,7 @@ def _cancel(command: LeaseCancelRequested, ledger: Ledger, now: datetime, sender
     request = ledger.requests[pool_id, command.request_id]
     waited, released = request.waiting_units, 0
     if waited:
-        apply_command(ledger, msgspec.structs.replace(command, units=UNITS_MAX), now, sender)
+        apply_permitted(ledger, msgspec.structs.replace(command, units=UNITS_MAX), now, sender)
     for lease in list(ledger.leases.values()):
         if lease.request_id == request.id and lease.live:
             release = LeaseReleaseRequested(
@@ -237,7 +238,7 @@ def _cancel(command: LeaseCancelRequested, ledger: Ledger, now: datetime, sender
                 units=lease.units,
                 result="cancelled",
             )
-            apply_command(ledger, release, now, sender)
+            apply_permitted(ledger, release, now, sender)
             released += lease.units - ledger.leases[pool_id, lease.id].units
     return Answer(
         pool=ledger.pools[pool_id],

@@ -5,19 +5,22 @@ from datetime import datetime
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import bindparam, func, select, tuple_
+from sqlalchemy import any_, bindparam, func, select
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, arrays, given, matches, names
+from slipway_common.database.sql import Statement, array, arrays, matches, names
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request
 from slipway_lease_broker.domain.queue_status import HoldEnd, QueuePosition
 from slipway_lease_broker.store import gangs, groups, leases, pools, requests, tenants
 from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import COUNTED, WAITING, condition, lease, lease_pool, request
 
-KEYS: Final = lease.c["lease_pool_id", "request_id"]
 OF_REQUESTS: Final = Statement(
-    select(*leases.FIELDS).where(tuple_(*KEYS).in_(select(given(*KEYS)))).order_by(lease.c.fencing_token)
+    select(*leases.FIELDS)
+    .where(
+        lease.c.lease_pool_id == bindparam("pool"), lease.c.request_id == any_(array("requests", lease.c.request_id))
+    )
+    .order_by(lease.c.fencing_token)
 )
 SEEN: Final = lease.c["lease_pool_id", "fencing_token"]
 GRANT: Final = lease.c["lease_pool_id", "request_id", "fencing_token"]
@@ -94,7 +97,7 @@ async def of_requests(db: Connection, lease_pool_id: str, request_ids: Collectio
     ids = list(request_ids)
     if not ids:
         return []
-    values = OF_REQUESTS.arguments(lease_pool_id=[lease_pool_id] * len(ids), request_id=ids)
+    values = OF_REQUESTS.arguments(pool=lease_pool_id, requests=ids)
     return structs(await db.fetch(OF_REQUESTS.text, *values), Lease)
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import Integer, bindparam, insert, or_, select
+from sqlalchemy import Integer, bindparam, or_, select
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, given
+from slipway_common.database.sql import Statement, append
 from slipway_common.database.tables import TIME
 from slipway_lease_broker.domain.ledger import Entry
 from slipway_lease_broker.store.rows import structs
@@ -15,7 +15,6 @@ from slipway_lease_broker.store.tables import entry
 
 FIELDS: Final = entry.c[Entry.__struct_fields__]
 SINCE: Final = bindparam("since", type_=TIME)
-ADD: Final = Statement(insert(entry).from_select(FIELDS.keys(), select(given(*FIELDS))))
 OF_POOL: Final = Statement(
     select(*FIELDS)
     .where(entry.c.lease_pool_id == bindparam("pool"), or_(SINCE.is_(None), entry.c.at >= SINCE))
@@ -26,8 +25,7 @@ OF_LEASE: Final = Statement(select(*FIELDS).where(entry.c.lease_id == bindparam(
 
 
 async def add(tx: Connection, entries: Sequence[Entry]) -> None:
-    if entries:
-        await tx.execute(ADD.text, *ADD.rows(entries))
+    await append(tx, FIELDS.values(), entries)
 
 
 async def of_pool(

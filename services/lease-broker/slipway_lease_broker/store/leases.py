@@ -13,7 +13,6 @@ from sqlalchemy import (
     bindparam,
     case,
     func,
-    insert,
     literal_column,
     or_,
     select,
@@ -22,7 +21,7 @@ from sqlalchemy import (
 )
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array, given
+from slipway_common.database.sql import Statement, append, array, given
 from slipway_lease_broker.domain.ledger import Lease, UnleasedBy
 from slipway_lease_broker.domain.reception import Receiving
 from slipway_lease_broker.store.rows import structs
@@ -69,7 +68,6 @@ DUE: Final = Statement(
     .limit(LIMIT)
 )
 NAMED: Final = Statement(select(*FIELDS).where(lease.c.id == any_(array("ids", lease.c.id))))
-ADD: Final = Statement(insert(lease).from_select(FIELDS.keys(), select(given(*FIELDS))))
 SAVE: Final = Statement(
     update(lease)
     .where(lease.c.id == CHANGED.c.id)
@@ -127,8 +125,7 @@ async def named(tx: Connection, ids: Collection[str]) -> list[Lease]:
 
 
 async def add(tx: Connection, leases: Sequence[Lease]) -> None:
-    if leases:
-        await tx.execute(ADD.text, *ADD.rows(leases))
+    await append(tx, FIELDS.values(), leases)
 
 
 async def save(tx: Connection, leases: Sequence[Lease]) -> None:

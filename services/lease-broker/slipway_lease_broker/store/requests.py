@@ -2,12 +2,12 @@
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Integer, bindparam, select, tuple_, update
+from sqlalchemy import Integer, Select, bindparam, literal_column, select, true, update
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, arrays, columns, given, names
+from slipway_common.database.sql import Statement, append, arrays, given, names
 from slipway_lease_broker.domain.ledger import Request
 from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import WAITING, condition, request
@@ -57,13 +57,22 @@ UNANNOUNCED: Final = Statement(
     .limit(bindparam("limit", type_=Integer))
 )
 KEYS: Final = request.c["lease_pool_id", "id"]
-_NAMED: Final = select(*FIELDS).where(tuple_(*KEYS).in_(select(given(*KEYS))))
-NAMED: Final = Statement(_NAMED)
-LOCK: Final = Statement(_NAMED.with_for_update(key_share=True))
-# `place` is an identity column, assigned in the order of the rows.
-ADD: Final = f"""
-INSERT INTO requests ({names(NEW)})
-SELECT {names(NEW)} FROM unnest({arrays(NEW)}) WITH ORDINALITY AS r ({names(NEW)}, place) ORDER BY r.place"""
+_KEY: Final = given(*KEYS)
+# A row for each key by the primary key: a join could read all requests.
+_ROW: Final = (
+    select(*FIELDS)
+    .where(request.c.lease_pool_id == _KEY.c.lease_pool_id, request.c.id == _KEY.c.id)
+    .limit(literal_column("1"))
+)
+
+
+def _of_each_key(row: Select[Any]) -> Statement:
+    named = row.lateral("named")
+    return Statement(select(*named.c).select_from(_KEY.join(named, true())))
+
+
+NAMED: Final = _of_each_key(_ROW)
+LOCK: Final = _of_each_key(_ROW.with_for_update(key_share=True))
 # Set by its first arrival.
 FIXED: Final = request.c[
     "id",
@@ -137,9 +146,8 @@ async def lock(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Reques
 
 
 async def add(tx: Connection, requests: Sequence[Request]) -> None:
-    """Append requests to the queue, in the order given."""
-    if requests:
-        await tx.execute(ADD, *columns(requests, (field.name for field in NEW)).values())
+    """Append requests to the queue, in the order given: `place` is an identity column, assigned in that order."""
+    await append(tx, NEW, requests)
 
 
 async def save(tx: Connection, requests: Sequence[Request]) -> None:
