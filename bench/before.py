@@ -1,15 +1,16 @@
 """`make bench-before BEFORE=COMMIT ONLY=weights,leases`: compare benchmarks of this tree with an earlier commit.
 
 The commit is checked out into a temporary folder with a virtual environment of its own. In each of ROUNDS rounds both
-trees run their own `bench-weights` (or `leases`, `events`, `http`; `registrations` and `reports` are parts of `http`),
-in the order before, after, after, before, so that a machine that becomes slower affects both alike. A commit without
-the benchmark runs that of this tree. Prints the figures of each round, then the median of each ratio after ÷
-before; exits with 1 if the median of a throughput is below 0.95 or that of a p50 above 1.05. SECONDS is passed on to
-the benchmarks. KEEP=1 writes bench/results/before-weights.txt.
+trees run their own `bench-weights` (or `events`, `http`; `registrations` and `reports` are parts of `http`), and both
+that of this tree for `leases`, so that both are measured in the same way. The order is before, after, after, before, so
+that a machine that becomes slower affects both alike. A commit without the benchmark runs that of this tree. Prints the
+figures of each round, then the median of each ratio after ÷ before; exits with 1 if the median of a throughput is below
+0.95 or that of a p50 above 1.05. SECONDS is passed on to them. KEEP=1 writes bench/results/before-weights.txt.
 """
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -80,8 +81,9 @@ MODULES: Final = {
     "events": "bench.events",
     "http": "bench.http",
 }
-# Benchmarks that use no more of a tree than its routes.
+# Benchmarks that use no more of a tree than its routes and events: lent to one without them, or to each.
 LENT: Final = ("bench/http.py",)
+LENT_TO_ALL: Final = "bench/leases/bench"
 
 # Older commits fail `make bench-events`: because the tests' template database has a table of this name as well, or
 # because a weight has no name, which has become a field of it.
@@ -173,6 +175,7 @@ def check_out(commit: str, folder: Path) -> None:
     for path in LENT:
         if not (folder / path).exists():
             (folder / path).write_text((ROOT / path).read_text())
+    shutil.copytree(ROOT / LENT_TO_ALL, folder / LENT_TO_ALL, dirs_exist_ok=True)
 
 
 async def called(tree: Path, command: Sequence[str], log: Path) -> None:

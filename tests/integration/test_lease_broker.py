@@ -49,13 +49,15 @@ from slipway_lease_broker.http import lease_pools, leases
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.metrics import UNDECIDED
 from slipway_lease_broker.progress import RequestProgress
-from slipway_lease_broker.store import gangs, history, past_leases, pools, reception
+from slipway_lease_broker.store import answers, gangs, history, past_leases, pools, reception, requests
+from slipway_lease_broker.store import leases as store_leases
 from slipway_lease_broker.store import terms as store_terms
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.lease_broker import (
     NOT_RECEIVING,
     SERVICE,
     START,
+    UNDECIDABLE,
     Broker,
     acquire_request,
     admissions,
@@ -482,19 +484,36 @@ async def test_pools_do_not_wait_for_each_other(broker: Broker) -> None:
     ]
 
 
+async def test_a_batch_finds_its_rows_by_their_keys(broker: Broker) -> None:
+    """Also in a table of a few thousand rows, which a join would read whole for each batch."""
+    await broker.declare(terms("sim-a", 10_000))
+    await broker.send(*(acquire_request(f"r{number}") for number in range(2_000)))
+    await broker.decide()
+    await broker.pool.execute("ANALYZE requests, leases")
+    ids = [f"new-{number}" for number in range(50)]
+    for statement, given in (
+        (requests.LOCK, {"lease_pool_id": ["sim-a"] * len(ids), "id": ids}),
+        (requests.NAMED, {"lease_pool_id": ["sim-a"] * len(ids), "id": ids}),
+        (answers.OF_REQUESTS, {"pool": "sim-a", "requests": ids}),
+        (store_leases.NAMED, {"ids": ids}),
+    ):
+        plan = await broker.pool.fetch(f"EXPLAIN {statement.text}", *statement.arguments(**given))
+        lines = "\n".join(row[0] for row in plan)
+        assert "Index Cond" in lines
+        assert "Seq Scan" not in lines
+
+
 async def test_a_pool_with_failing_decisions_stops_no_other(broker: Broker) -> None:
     """It is postponed and counted, has a reason, and recovers by itself."""
     await broker.declare(terms(), terms("sim-b", policy=Policy()))
     await broker.send(acquire_request("b", pool="sim-b"), acquire_request("a"))
-    await broker.pool.execute(
-        """UPDATE lease_pools SET policy = policy || '{"ageing_seconds": 0}' WHERE id = 'sim-b'"""
-    )
+    await broker.pool.execute(f"UPDATE lease_pools SET policy = policy || '{UNDECIDABLE}' WHERE id = 'sim-b'")
     counted = UNDECIDED.labels("sim-b")._value.get()
     assert names(await broker.grants()) == ["a"]
     assert UNDECIDED.labels("sim-b")._value.get() == counted + 1
     reason = "SELECT reason FROM lease_pools WHERE id = 'sim-b'"
-    assert (await broker.pool.fetchval(reason)).startswith("decision failed: ZeroDivisionError")
-    await broker.pool.execute("UPDATE lease_pools SET policy = policy - 'ageing_seconds' WHERE id = 'sim-b'")
+    assert (await broker.pool.fetchval(reason)).startswith("decision failed: OverflowError")
+    await broker.pool.execute("UPDATE lease_pools SET policy = policy - 'operations' WHERE id = 'sim-b'")
     assert await broker.grants() == []
     await broker.set_clock(30)
     assert names(await broker.grants()) == ["b"]
@@ -509,17 +528,13 @@ async def test_a_gang_with_failing_decisions_stops_no_other(broker: Broker) -> N
     await broker.request_gang("fine", **{"sim-a": 1, "sim-b": 1})
     await broker.send(release(b), release(c))
     await broker.decide()
-    await broker.pool.execute(
-        """UPDATE lease_pools SET policy = policy || '{"ageing_seconds": 0}' WHERE id = 'sim-c'"""
-    )
+    await broker.pool.execute(f"UPDATE lease_pools SET policy = policy || '{UNDECIDABLE}' WHERE id = 'sim-c'")
     counted = UNDECIDED.labels("sim-c")._value.get()
     loop = GangLoop(broker.admissions)
     assert await loop.step(broker.pool) is True
     assert names(await broker.grants()) == ["fine", "fine"]
     assert UNDECIDED.labels("sim-c")._value.get() == counted + 1
-    await broker.pool.execute(
-        "UPDATE lease_pools SET policy = policy - 'ageing_seconds', paces = '{}' WHERE id = 'sim-c'"
-    )
+    await broker.pool.execute("UPDATE lease_pools SET policy = policy - 'operations', paces = '{}' WHERE id = 'sim-c'")
     assert await loop.step(broker.pool) is False
     await broker.set_clock(30)
     assert await loop.step(broker.pool) is True

@@ -48,6 +48,8 @@ from tests.support.retention import prune_all
 SERVICE = "lease-broker"
 PROVISIONER: Final = "provisioner"  # source and owner of its commands
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
+# Part of a policy, refused in declarations, with which every decision about a launch fails.
+UNDECIDABLE: Final = '{"operations": {"launch": {"max_wait_seconds": 1e300}}}'
 NOT_RECEIVING: Final = Receiving(kafka=None, http=None, reads=False)
 TERMS: Final = BrokerTerms(
     lost_linger_seconds=70,

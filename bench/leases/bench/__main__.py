@@ -24,7 +24,7 @@ from bench.events import surroundings
 from bench.leases.bench import handover, prefill
 from bench.leases.bench.handover import Handover
 from bench.leases.bench.kafka_client import KafkaClient, connect, release, request
-from bench.leases.bench.pairs import KafkaPool, Pairs, measured, over_http, pairs
+from bench.leases.bench.pairs import STEADY_SECONDS, KafkaPool, Pairs, measured, over_http, pairs
 from bench.leases.bench.system import SERVICE, System, commits_per_second
 from bench.spread import Spread, spread
 from slipway_common.base.clock import monotonic_seconds
@@ -162,7 +162,8 @@ async def _pairs(system: System, client: KafkaClient, seconds: float, commits: d
                 "Kafka": [pool.client() for _ in range(clients)],
             }
             for way, working in works.items():
-                found.setdefault((way, clients), []).append(await measured(system, seconds, working))
+                long = max(seconds, STEADY_SECONDS) if (way, clients) == ("Kafka", CLIENTS[-1]) else seconds
+                found.setdefault((way, clients), []).append(await measured(system, long, working))
     return [pairs(way, clients, rates, commits[clients]) for (way, clients), rates in sorted(found.items())]
 
 
@@ -177,7 +178,8 @@ async def _sizes(system: System, client: KafkaClient, seconds: float) -> tuple[S
     found: dict[str, list[tuple[float, float]]] = {}
     for _ in range(ROUNDS):
         for number, pool in held.items():
-            one = await measured(system, seconds, [pool.client() for _ in range(2)])
+            long = max(seconds, STEADY_SECONDS)
+            one = await measured(system, long, [pool.client() for _ in range(2)])
             found.setdefault(f"held-{number}", []).append(one)
         for number, pool in waiting.items():
             found.setdefault(f"waiting-{number}", []).append(await measured(system, seconds, [pool.refill()]))

@@ -19,6 +19,9 @@ from slipway_common.events.lease import LeaseGranted, LeaseReleased
 
 BATCH: Final = 50  # requests that one Kafka client has outstanding
 WARM_UP: Final = 0.4  # as a fraction of the measured time
+STEADY_SECONDS: Final = 2.0
+"""Least measured time where many requests are outstanding: the broker takes them in batches of hundreds, so that a
+shorter one counts batches."""
 REFILL: Final = "refill"  # prefix of the IDs of requests that are replaced once granted
 _names = count()
 
@@ -37,40 +40,42 @@ class Pairs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Work = Callable[[Callable[[], bool], Callable[[], None]], Awaitable[None]]
-"""Client loop: runs while its first argument returns true and calls the second after each pair."""
+"""Client loop: runs while its first argument returns true and calls the second after each half of a pair. Many requests
+are granted at once, then released at once: counted by releases alone, a short time would hold none or two of these."""
 
 
 async def measured(system: System, seconds: float, works: list[Work]) -> tuple[float, float]:
     """Run all works at once; return pairs per second and CPU milliseconds per pair, without a warm-up."""
-    done, going = 0, True
+    halves, going = 0, True
 
-    def pair() -> None:
-        nonlocal done
-        done += 1
+    def half() -> None:
+        nonlocal halves
+        halves += 1
 
-    tasks = [asyncio.create_task(_run(work, lambda: going, pair)) for work in works]
+    tasks = [asyncio.create_task(_run(work, lambda: going, half)) for work in works]
     await asyncio.sleep(seconds * WARM_UP)
-    began, used, before = monotonic_seconds(), system.used_seconds(), done
+    began, used, before = monotonic_seconds(), system.used_seconds(), halves
     await asyncio.sleep(seconds)
-    took, used, pairs = monotonic_seconds() - began, system.used_seconds() - used, done - before
+    took, used, pairs = monotonic_seconds() - began, system.used_seconds() - used, (halves - before) / 2
     going = False
     await asyncio.gather(*tasks)
-    return round(pairs / took, 1), round(1000 * used / max(1, pairs), 3)
+    return round(pairs / took, 1), round(1000 * used / max(1.0, pairs), 3)
 
 
-async def _run(work: Work, going: Callable[[], bool], pair: Callable[[], None]) -> None:
-    await work(going, pair)
+async def _run(work: Work, going: Callable[[], bool], half: Callable[[], None]) -> None:
+    await work(going, half)
 
 
 def over_http(system: System, pool: str) -> Work:
     """One HTTP client that acquires and releases in a loop."""
 
-    async def work(going: Callable[[], bool], pair: Callable[[], None]) -> None:
+    async def work(going: Callable[[], bool], half: Callable[[], None]) -> None:
         async with HttpClient(system.port, SECRET) as client:
             while going():
                 lease = await client.acquire(pool, f"http-{next(_names)}", wait_seconds=10.0)
+                half()
                 await client.release(lease)
-                pair()
+                half()
 
     return work
 
@@ -82,21 +87,22 @@ class KafkaPool:
         self.kafka = kafka
         self.pool = pool
         self._waiting: dict[str, asyncio.Queue[LeaseGranted]] = {REFILL: asyncio.Queue()}
-        self._pair: Callable[[], None] = lambda: None
+        self._half: Callable[[], None] = lambda: None
         kafka.handlers[pool] = self.handle
 
     def handle(self, event: object) -> None:
         if isinstance(event, LeaseGranted):
             if (queue := self._waiting.get(event.request_id.partition("/")[0])) is not None:
                 queue.put_nowait(event)
+                self._half()
         elif isinstance(event, LeaseReleased):
-            self._pair()
+            self._half()
 
     def refill(self) -> Work:
         """One client that keeps the number of waiting requests constant: each grant is released and requested anew."""
 
-        async def work(going: Callable[[], bool], pair: Callable[[], None]) -> None:
-            self._pair = pair
+        async def work(going: Callable[[], bool], half: Callable[[], None]) -> None:
+            self._half = half
             grants = self._waiting[REFILL]
             while going():
                 granted = [await grants.get()]
@@ -111,8 +117,8 @@ class KafkaPool:
     def client(self, batch: int = BATCH) -> Work:
         """One client that requests a batch, releases each lease once granted, and starts again after the last one."""
 
-        async def work(going: Callable[[], bool], pair: Callable[[], None]) -> None:
-            self._pair = pair
+        async def work(going: Callable[[], bool], half: Callable[[], None]) -> None:
+            self._half = half
             name = f"kafka-{next(_names)}"
             grants = self._waiting[name] = asyncio.Queue()
             while going():
