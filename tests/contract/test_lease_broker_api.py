@@ -25,7 +25,7 @@ from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.metrics import REFUSED_COMMANDS, THROTTLES
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
-from tests.support.lease_broker import NOT_RECEIVING, UNDECIDABLE, acquire_request, admissions, release, terms
+from tests.support.lease_broker import NOT_RECEIVING, acquire_request, admissions, release, terms
 from tests.support.lease_broker_http import Replica, World, instant, slug, world_on
 
 
@@ -920,7 +920,8 @@ async def test_units_are_released_although_decisions_fail(world: World) -> None:
     """The command is recorded, and the decision is left to the loop, which logs the failure."""
     held = (await world.replica.acquire("held", units=2)).json()
     assert (await world.replica.acquire("next")).status_code == 202
-    await world.broker.pool.execute(f"UPDATE lease_pools SET policy = policy || '{UNDECIDABLE}'")
+    assert (await world.replica.acquire("urgent", priority=1)).status_code == 202  # compared with the other by its age
+    await world.broker.pool.execute("""UPDATE lease_pools SET policy = policy || '{"ageing_seconds": 0}'""")
     released = await world.replica.call(
         "POST", f"/leases/{held['lease_id']}/release", {"fencing_token": held["fencing_token"]}
     )

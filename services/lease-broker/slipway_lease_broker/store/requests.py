@@ -66,13 +66,13 @@ _ROW: Final = (
 )
 
 
-def _of_each_key(row: Select[Any]) -> Statement:
+def _of_each_key(row: Select[Any]) -> Select[Any]:
     named = row.lateral("named")
-    return Statement(select(*named.c).select_from(_KEY.join(named, true())))
+    return select(*named.c).select_from(_KEY.join(named, true()))
 
 
-NAMED: Final = _of_each_key(_ROW)
-LOCK: Final = _of_each_key(_ROW.with_for_update(key_share=True))
+NAMED: Final = Statement(_of_each_key(_ROW))
+LOCK: Final = Statement(_of_each_key(_ROW.with_for_update(key_share=True)))
 # Set by its first arrival.
 FIXED: Final = request.c[
     "id",
