@@ -52,6 +52,8 @@ async def test_two_processes_with_one_request_id(world: World) -> None:
         assert (refused.status_code, slug(refused)) == (409, "request-in-use")
         assert (refused.json()["holder"], refused.json()["since"]) == (FIRST, after(0).isoformat())
         assert "--join" in refused.json()["detail"]
+        takeover = after(225).isoformat(timespec="seconds")
+        assert f"if it has ended, ask again after {takeover}" in refused.json()["detail"]
     cancelled = await world.replica.call("DELETE", f"/lease-pools/sim-a/requests/r?holder={SECOND}")
     assert (cancelled.status_code, slug(cancelled)) == (409, "request-in-use")
     assert [row for row in (await world.rows())[0] if row not in before[0]] == []

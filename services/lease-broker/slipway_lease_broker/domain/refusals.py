@@ -81,11 +81,12 @@ def wrong_owner(what: str) -> Refusal:
 def request_in_use(request_id: str, holder: str, since: datetime, takeover_at: datetime | None = None) -> Refusal:
     """Refusal of a process that uses the request id of another one; None: the other waits, and holds nothing yet."""
     detail = (
-        f"request {request_id} is in use by {holder} since {since.isoformat(timespec='seconds')}; give a second "
-        "operation a request id of its own, or join the first one (--join)"
+        f"request {request_id} is in use by {holder} since {since.isoformat(timespec='seconds')}; while that process "
+        "runs, give another operation a request id of its own, or join it (--join)"
     )
     if takeover_at is not None:
-        detail += f"; unless renewed, its lease can be taken over after {takeover_at.isoformat(timespec='seconds')}"
+        after = takeover_at.isoformat(timespec="seconds")
+        detail += f"; if it has ended, ask again after {after}, when its lease is taken over unless it was renewed"
     return Refusal(Kind.REQUEST_IN_USE, detail, {"holder": holder, "since": since.isoformat()})
 
 
