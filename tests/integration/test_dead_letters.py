@@ -188,7 +188,7 @@ async def test_http(place: Place, database: Database, handler: Handler, tmp_path
         items = (await http.get("/dead-letters", params={"topic": TOPIC})).json()["items"]
         assert [(item["offset"], item["state"]) for item in items][:2] == [(0, "dead"), (1, "parked")]
         assert items[0]["reason"] == "ValueError: bad is refused"
-        assert (await http.get("/dead-letters", params={"topic": "other"})).json() == {"items": []}
+        assert (await http.get("/dead-letters", params={"topic": "other"})).json() == {"items": [], "next": None}
 
         place_of = f"/dead-letters/{TOPIC}/0/"
         stranger = {"Authorization": "Bearer stranger"}

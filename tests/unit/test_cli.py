@@ -549,8 +549,12 @@ def test_filters_are_passed_on(services: Services, url: str) -> None:
     assert slipway("worker", "ls", "--pool", "linux", "--state", "running", url=url).exit_code == 0
     assert slipway("lease", "ls", "--pool", "sim-a", url=url).exit_code == 69
     assert slipway("worker", "ls", url=url).exit_code == 0
-    newest = {"limit": "100"}
-    assert services.queries == [{"pool": "linux", "state": "running"} | newest, {"pool": "sim-a"}, newest]
+    newest = {"limit": "101"}  # one more than is shown
+    assert services.queries == [
+        {"pool": "linux", "state": "running"} | newest,
+        {"pool": "sim-a", "limit": "1000"},
+        newest,
+    ]
 
 
 def test_demand_is_reported_with_its_time(services: Services, url: str) -> None:

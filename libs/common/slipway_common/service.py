@@ -20,6 +20,7 @@ import msgspec
 import uvicorn
 from fastapi import APIRouter, FastAPI
 from pydantic import field_validator
+from starlette.middleware.gzip import GZipMiddleware
 
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.settings import EnvironmentSettings
@@ -44,7 +45,8 @@ from slipway_common.messaging.views import Reader, View
 from slipway_common.observability import telemetry
 from slipway_common.web import access, openapi, problem, routes
 from slipway_common.web.access import Tokens
-from slipway_common.web.paths import FromAddress, PathAsSent
+from slipway_common.web.conditional import Conditional
+from slipway_common.web.paths import FromAddress, InTrace, PathAsSent
 from slipway_common.web.runtime import Runtime
 from slipway_common.web.status import Status
 
@@ -53,6 +55,7 @@ VERSION: Final = "0.1.0"
 GARBAGE_OBJECTS: Final = 50_000
 UNSENDABLE_ALERT_SECONDS: Final = 10.0
 ALERTS_SECONDS: Final = 60.0
+COMPRESSED_BYTES_MIN: Final = 4_096
 
 
 class ServiceSettings(EnvironmentSettings):
@@ -183,6 +186,9 @@ class Service:
         problem.install(app)
         app.add_middleware(PathAsSent)
         app.add_middleware(FromAddress)
+        app.add_middleware(InTrace)
+        app.add_middleware(Conditional)
+        app.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_BYTES_MIN, compresslevel=1)
         app.include_router(routes.health)
         app.state.renewed = self.renewed
         app.include_router(routes.about)

@@ -33,13 +33,23 @@ class Output(StrEnum):
 
 
 def show(
-    rows: Sequence[Row], fields: Sequence[Field], output: Output, *, nothing: str, drop: Sequence[str] = ()
+    rows: Sequence[Row],
+    fields: Sequence[Field],
+    output: Output,
+    *,
+    nothing: str,
+    drop: Sequence[str] = (),
+    limit: int | None = None,
 ) -> None:
-    """Print all of `rows` as JSON, or their `fields` as a table; `nothing` if there are no rows.
+    """Print all of `rows` as JSON, or their `fields` as a table; `nothing` if there are no rows. Of more than `limit`
+    only that many, and a note on standard error.
 
     On a terminal that is too narrow, whole columns are left out: those of `drop` first, in its order, then from the
     right, sentences last. The first column always stays.
     """
+    if limit is not None and len(rows) > limit:
+        rows = rows[:limit]
+        print(f"only the first {limit:,} are listed; --limit {10 * limit} lists more", file=sys.stderr)
     if output is Output.JSON:
         as_json(rows)
     elif not rows:

@@ -12,7 +12,7 @@ import httpx2
 import msgspec
 from aiokafka.errors import KafkaError
 
-from slipway_client.transport.http import Failed
+from slipway_client.transport.http import PAGE_ITEMS, Failed
 from slipway_client.transport.log import Entry, Log
 from slipway_client.view import narration
 from slipway_client.view.snapshot import (
@@ -40,7 +40,6 @@ TOPICS: Final = (LAUNCH_CONFIG_WEIGHT, ALERT, WORKER_LIFECYCLE, POOL_LIFECYCLE)
 ANSWER_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 1.0
 LINES_KEPT: Final = 500
-ALERTS_MAX: Final = 1000  # of one service
 
 Fetch = Callable[[str, str], Awaitable[Any]]
 """(service, path) → the decoded answer; raises Failed with the reason as text."""
@@ -50,12 +49,17 @@ ZonesOut = Callable[[], Awaitable[frozenset[str]]]
 
 @contextlib.asynccontextmanager
 async def fetcher(urls: Mapping[str, str], headers: Mapping[str, str]) -> AsyncIterator[Fetch]:
-    """A client of all services; requests may run in parallel."""
+    """A client of all services; requests may run in parallel. An answer that has not changed is not sent again."""
+    answers: dict[str, tuple[str, Any]] = {}  # entity tag and body by URL
     async with httpx2.AsyncClient(headers=dict(headers), timeout=ANSWER_SECONDS, trust_env=False) as client:
 
         async def fetch(service: str, path: str) -> Any:
+            url = urls[service] + path
+            tag, before = answers.get(url, ("", None))
             try:
-                answer = await client.get(urls[service] + path)
+                answer = await client.get(url, headers={"If-None-Match": tag} if tag else {})
+                if answer.status_code == httpx2.codes.NOT_MODIFIED:
+                    return before
                 body = answer.json() if answer.content else None
             except (httpx2.HTTPError, httpx2.InvalidURL) as error:
                 raise Failed(str(error) or type(error).__name__) from error
@@ -65,6 +69,7 @@ async def fetcher(urls: Mapping[str, str], headers: Mapping[str, str]) -> AsyncI
                 known = body if isinstance(body, dict) else {}
                 reason = known.get("detail") or known.get("title") or "; ".join(map(str, known.get("reasons", [])))
                 raise Failed(f"{answer.status_code} {reason or answer.reason_phrase}")
+            answers[url] = (answer.headers.get("etag", ""), body)
             return body
 
         yield fetch
@@ -211,8 +216,16 @@ class Watch:
         self._lease_pools = msgspec.convert(answer["items"], list[LeasePool])
 
     async def _read_alerts(self, service: str) -> None:
-        answer = await self._fetch(service, f"/alerts?open=true&limit={ALERTS_MAX}")
-        self._alerts[service] = msgspec.convert(answer["items"], list[Alert])
+        """All pages: the page of an outage may be older than a thousand notices that followed it."""
+        rows: list[Any] = []
+        path = f"/alerts?open=true&limit={PAGE_ITEMS}"
+        answer = await self._fetch(service, path)
+        while True:
+            rows += answer["items"]
+            if not (cursor := answer.get("next")):
+                break
+            answer = await self._fetch(service, f"{path}&cursor={cursor}")
+        self._alerts[service] = msgspec.convert(rows, list[Alert])
 
     async def _read_zones(self) -> None:
         assert self._zones_out is not None

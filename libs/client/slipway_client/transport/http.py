@@ -17,6 +17,7 @@ SERVICES: Final = {
     "lease-broker": "http://127.0.0.1:7303",
 }
 KAFKA: Final = "127.0.0.1:9092"
+PAGE_ITEMS: Final = 1_000
 ADVICE: Final = {
     "no-token": "set SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN (`ps` shows a --token)",
     "unknown-token": "check SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN, and the services' tokens file",
@@ -140,6 +141,19 @@ class Api:
     def get(self, service: str, path: str, **parameters: Any) -> Any:
         return self._call("GET", service, path, parameters)
 
+    def items(self, service: str, path: str, *, limit: int | None = None, **parameters: Any) -> list[dict[str, Any]]:
+        """Items of a list, at most `limit` of them, from as many pages as that takes."""
+        rows: list[dict[str, Any]] = []
+        cursor = None
+        while limit is None or len(rows) < limit:
+            wanted = PAGE_ITEMS if limit is None else min(PAGE_ITEMS, limit - len(rows))
+            answer = self.get(service, path, limit=wanted, cursor=cursor, **parameters)
+            rows += answer["items"]
+            cursor = answer.get("next")
+            if cursor is None:
+                break
+        return rows
+
     def list_all(self, path: str, services: Iterable[str] = (), **parameters: Any) -> tuple[list[dict[str, Any]], str]:
         """Items of a list that every service has, of all of them or of `services`, each with its `service`. The text
         says which ones did not answer. Raises Failed if none did."""
@@ -148,7 +162,7 @@ class Api:
         asked = list(services) or list(self.urls)
         for service in asked:
             try:
-                rows += [{"service": service, **row} for row in self.get(service, path, **parameters)["items"]]
+                rows += [{"service": service, **row} for row in self.items(service, path, **parameters)]
             except Failed as error:
                 errors.append(str(error))
         text = "\n".join(dict.fromkeys(errors))  # one that all have only once

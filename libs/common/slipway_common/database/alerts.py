@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import asdict, replace
 
+from slipway_common.database.places import LAST_NUMBER
 from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.events.fitting import fitted
@@ -37,14 +38,14 @@ RETURNING raised_at, revision"""
 CLOSE: Final = """
 UPDATE alert SET closed_at = slipway_clock(), resolution = $2, revision = revision + 1
 WHERE dedup_key = $1 AND closed_at IS NULL RETURNING body, raised_at, revision"""
-COLUMNS: Final = """dedup_key, kind, subject_kind, subject_id, severity, body, raised_at, closed_at, resolution,
+COLUMNS: Final = """id, dedup_key, kind, subject_kind, subject_id, severity, body, raised_at, closed_at, resolution,
     silenced_until, silenced_by, silence_reason"""
 SELECT: Final = f"""
 SELECT {COLUMNS} FROM alert
 WHERE ($1::boolean IS NULL OR (closed_at IS NULL) = $1)
     AND ($2::timestamptz IS NULL OR closed_at IS NULL OR closed_at >= $2)
-    AND ($3::timestamptz IS NULL OR raised_at < $3)
-ORDER BY closed_at IS NOT NULL, severity = 'notice', raised_at DESC, id DESC LIMIT $4"""
+    AND ($3::timestamptz IS NULL OR raised_at < $3) AND id < $4
+ORDER BY id DESC LIMIT $5"""
 IS_OPEN: Final = "SELECT EXISTS (SELECT FROM alert WHERE dedup_key = $1 AND closed_at IS NULL)"
 SILENCE: Final = f"""
 UPDATE alert SET silenced_until = $2, silenced_by = $3, silence_reason = $4
@@ -81,6 +82,7 @@ ORDER BY dedup_key LIMIT $3"""
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Alert as people see it: the fields of its newest event, when it was raised and closed, and its silence."""
 
+    id: int
     dedup_key: str
     kind: str
     subject_kind: str
@@ -154,12 +156,12 @@ async def fetch(
     open_: bool | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
+    after: int = LAST_NUMBER,
     limit: int,
 ) -> list[Row]:
-    """Alerts: all, or those that are (not) open; of the closed ones those closed `since`, and of all those raised
-    before `until`. Open ones first, pages before notices, then newest first: one outage may trip more launch configs
-    than the `limit`, and its page is the oldest of their alerts."""
-    return [_row(row) for row in await db.fetch(SELECT, open_, since, until, limit)]
+    """Alerts, newest first: all, or those that are (not) open; of the closed ones those closed `since`, and of all
+    those raised before `until`; from the one before the row `after`."""
+    return [_row(row) for row in await db.fetch(SELECT, open_, since, until, after, limit)]
 
 
 async def is_open(db: Connection, dedup_key: str) -> bool:

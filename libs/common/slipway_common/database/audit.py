@@ -14,8 +14,9 @@ from sqlalchemy import Integer, MetaData, Text, bindparam, insert, select
 
 from slipway_common.base.audited import AuditedChange, AuditedKind
 from slipway_common.database import tables
+from slipway_common.database.places import LAST_NUMBER
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, given, matches, not_before
+from slipway_common.database.sql import Statement, beyond, given, matches, not_before
 
 CHUNK_ROWS: Final = 100
 _origin: ContextVar[str] = ContextVar("origin", default="")
@@ -24,6 +25,7 @@ _origin: ContextVar[str] = ContextVar("origin", default="")
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """Row of the audit: who changed what, by which action and why, and the address that the request came from."""
 
+    id: int
     at: datetime
     by: str
     origin: str
@@ -53,6 +55,7 @@ SELECT: Final = Statement(
         matches(A.subject_id, "subject_id"),
         matches(A.by, "by"),
         not_before(A.at, "since"),
+        beyond({"after": A.id}, descending=True),
     )
     .order_by(A.id.desc())
     .limit(bindparam("limit", type_=Integer))
@@ -99,8 +102,9 @@ async def fetch(
     subject_id: str | None = None,
     by: str | None = None,
     since: datetime | None = None,
+    after: int = LAST_NUMBER,
     limit: int,
 ) -> list[Entry]:
-    """Newest changes first, of all things or of those that match."""
-    arguments = SELECT.arguments(kind=kind, subject_id=subject_id, by=by, since=since, limit=limit)
+    """Newest changes first, of all things or of those that match, from the one before the row `after`."""
+    arguments = SELECT.arguments(kind=kind, subject_id=subject_id, by=by, since=since, after=after, limit=limit)
     return [Entry(**row) for row in await db.fetch(SELECT.text, *arguments)]

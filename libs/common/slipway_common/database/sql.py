@@ -7,7 +7,7 @@ A statement that takes at most n rows says `= ANY (ARRAY(SELECT … LIMIT n FOR 
 execute a subquery of IN once for each row, and each time LIMIT takes rows that are not locked yet: all would be taken.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from sqlalchemy import (
     func,
     or_,
     text,
+    tuple_,
 )
 from sqlalchemy.dialects.postgresql import asyncpg
 from sqlalchemy.sql.elements import CompilerElement
@@ -100,6 +101,13 @@ def matches(field: Column[Any], name: str) -> ColumnElement[bool]:
 def not_before(field: Column[Any], name: str) -> ColumnElement[bool]:
     """Condition that the column is at or after the time bound under `name`, or that this time is NULL."""
     return or_(bindparam(name, type_=field.type).is_(None), field >= bindparam(name))
+
+
+def beyond(place: Mapping[str, Column[Any]], *, descending: bool = False) -> ColumnElement[bool]:
+    """Condition that a row follows, in the order of these columns, the place whose values are bound under the names."""
+    bound = [bindparam(name, type_=field.type) for name, field in place.items()]
+    key, given_ = tuple_(*place.values()), tuple_(*bound)
+    return key < given_ if descending else key > given_
 
 
 def seconds(name: str) -> TextClause:

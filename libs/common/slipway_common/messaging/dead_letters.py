@@ -6,12 +6,13 @@ locked meanwhile, so that no event is parked behind a dead one while that is rep
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
 from slipway_common.base.audited import AuditedKind
 from slipway_common.database import audit
+from slipway_common.database.places import Number, Text
 from slipway_common.database.postgres import Connection, is_infrastructure
 from slipway_common.messaging.consume import Consumer
 from slipway_common.messaging.dead_records import REASON_CHARACTERS_MAX, reason_of, record_in
@@ -23,7 +24,8 @@ LOG = logger(__name__)
 
 LIST: Final = """
 SELECT topic, partition, "offset", subject, state, reason, record_at, at, undecoded FROM dead_letter
-WHERE $1::text IS NULL OR topic = $1 ORDER BY topic, partition, "offset" LIMIT $2"""
+WHERE ($1::text IS NULL OR topic = $1) AND (topic, partition, "offset") > ($2, $3, $4)
+ORDER BY topic, partition, "offset" LIMIT $5"""
 SELECT: Final = 'SELECT * FROM dead_letter WHERE topic = $1 AND partition = $2 AND "offset" = $3'
 LOCK_POSITIONS: Final = "SELECT FROM consumed WHERE topic = $1 ORDER BY partition FOR UPDATE"
 SELECT_SUBJECT: Final = """
@@ -69,8 +71,22 @@ class NotDead(Exception):
     """No such dead letter; it may have been replayed or dropped meanwhile."""
 
 
-async def fetch(db: Connection, *, topic: str | None = None, limit: int = 100) -> list[DeadLetter]:
-    return [DeadLetter(**row) for row in await db.fetch(LIST, topic, limit)]
+class DeadLetterPlace(NamedTuple):
+    """Place of a dead letter in its topic and partition."""
+
+    topic: Text
+    partition: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+    offset: Number
+
+
+FIRST: Final = DeadLetterPlace("", 0, 0)
+
+
+async def fetch(
+    db: Connection, *, topic: str | None = None, after: DeadLetterPlace = FIRST, limit: int = 100
+) -> list[DeadLetter]:
+    """Dead letters of all topics or of one, by topic, partition and offset, from the one after that place."""
+    return [DeadLetter(**row) for row in await db.fetch(LIST, topic, *after, limit)]
 
 
 async def find(db: Connection, topic: str, partition: int, offset: int) -> DeadLetterContent:

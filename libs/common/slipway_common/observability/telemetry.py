@@ -1,6 +1,7 @@
 """JSON logs, metrics common to all services, and trace propagation between events (W3C traceparent)."""
 
 import logging
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,9 @@ from slipway_common.base.ids import random_bytes
 from slipway_common.base.redaction import redacted, redacted_traceback
 from slipway_common.observability import metrics
 
+TRACEPARENT: Final = re.compile(
+    "(?!ff)[0-9a-f]{2}-(?!0{32})(?P<trace>[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-(?P<flags>[0-9a-f]{2})"
+)
 _traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 
 CONSUMED: Final = metrics.counter("slipway_consumed_total")
@@ -98,10 +102,11 @@ def _add_trace(_: object, __: str, event: dict[str, object]) -> dict[str, object
 
 
 def child_of(traceparent: str) -> str:
-    """Traceparent of a new span in the same trace; of a new trace if `traceparent` is absent or malformed."""
-    parts = traceparent.split("-")
-    trace_id = parts[1] if len(parts) == 4 and len(parts[1]) == 32 else random_bytes(16).hex()
-    return f"00-{trace_id}-{random_bytes(8).hex()}-01"
+    """Traceparent of a new span in the same trace, with its flags; of a new trace, without a flag, if `traceparent` is
+    absent or malformed: nobody has asked to record it. https://www.w3.org/TR/trace-context/#traceparent-header"""
+    found = TRACEPARENT.fullmatch(traceparent)
+    trace_id, flags = found.group("trace", "flags") if found else (random_bytes(16).hex(), "00")
+    return f"00-{trace_id}-{random_bytes(8).hex()}-{flags}"
 
 
 def current_trace() -> str:

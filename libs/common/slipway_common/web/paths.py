@@ -1,4 +1,4 @@
-"""Paths and origins of HTTP requests.
+"""Paths, origins and traces of HTTP requests.
 
 An id may contain slashes: `/pools/gecko-t%2Flinux` is the path of pool gecko-t/linux.
 
@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 from starlette.convertors import Convertor, register_url_convertor
 
 from slipway_common.database import audit
+from slipway_common.observability.telemetry import TRACEPARENT, trace
 
 
 class IdConvertor(Convertor[str]):
@@ -38,6 +39,19 @@ class PathAsSent:
         if scope["type"] == "http":
             scope = scope | {"path": scope["raw_path"].decode("latin-1")}
         await self.app(scope, receive, send)
+
+
+class InTrace:
+    """Middleware that has the events of a request continue the trace of its header `traceparent`."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        sent = (value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"traceparent")
+        given = next(sent, "")
+        with trace(given if TRACEPARENT.fullmatch(given) else ""):
+            await self.app(scope, receive, send)
 
 
 class FromAddress:

@@ -13,12 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from slipway_common.base.audited import AuditedKind
 from slipway_common.base.redaction import described
 from slipway_common.database import alerts, audit
+from slipway_common.database.places import NEWEST, Newest
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.messaging import dead_letters, incarnation
 from slipway_common.messaging.consume import Consumer
 from slipway_common.messaging.leader_loop import NotLeader
 from slipway_common.messaging.partitions import Partitions
 from slipway_common.messaging.records import BIGINT_MAX
+from slipway_common.web import pages
 from slipway_common.web.access import READ, READ_SETTINGS, Needs, Open
 from slipway_common.web.moment import Moment
 from slipway_common.web.problem import Problem
@@ -100,12 +102,14 @@ async def list_audit(
     subject: Name | None = None,
     by: Name | None = None,
     since: Moment | None = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: pages.Limit = 100,
+    cursor: pages.Cursor = None,
 ) -> Response:
     """List the writes of people and pipelines, newest first: at, by (name of the token), origin (address), action,
     reason, kind, subject_id, result, and the fields that changed `before` and `after`, of settings their digests."""
-    rows = await audit.fetch(database, kind=kind, subject_id=subject, by=by, since=since, limit=limit)
-    return _json({"items": rows})
+    (after,) = pages.after(cursor, NEWEST)
+    rows = await audit.fetch(database, kind=kind, subject_id=subject, by=by, since=since, after=after, limit=limit + 1)
+    return pages.page(rows, limit, lambda row: Newest(row.id))
 
 
 raised = APIRouter(prefix="/alerts", tags=["alerts"])
@@ -127,11 +131,13 @@ async def list_alerts(
     open_: Annotated[bool | None, Query(alias="open", description="Only open alerts, or only closed ones.")] = None,
     since: Annotated[Moment | None, Query(description="Closed alerts only if closed at or after this time.")] = None,
     until: Annotated[Moment | None, Query(description="Alerts raised before this time.")] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: pages.Limit = 100,
+    cursor: pages.Cursor = None,
 ) -> Response:
-    """List the alerts that this service has raised: open ones first, pages before notices, then newest first. Closed
-    ones are kept for 90 days."""
-    return _json({"items": await alerts.fetch(database, open_=open_, since=since, until=until, limit=limit)})
+    """List the alerts that this service has raised, newest first. Closed ones are kept for 90 days."""
+    (after,) = pages.after(cursor, NEWEST)
+    rows = await alerts.fetch(database, open_=open_, since=since, until=until, after=after, limit=limit + 1)
+    return pages.page(rows, limit, lambda row: Newest(row.id))
 
 
 @raised.post("/silence")
@@ -169,10 +175,13 @@ Settle = Callable[[Any, Consumer, int, int, str], Awaitable[dead_letters.Replaye
 async def list_dead_letters(
     database: Annotated[Database, Depends(database)],
     topic: Name | None = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: pages.Limit = 100,
+    cursor: pages.Cursor = None,
 ) -> Response:
     """List dead letters, of all topics or of one."""
-    return _json({"items": await dead_letters.fetch(database, topic=topic, limit=limit)})
+    after = pages.after(cursor, dead_letters.FIRST)
+    rows = await dead_letters.fetch(database, topic=topic, after=after, limit=limit + 1)
+    return pages.page(rows, limit, lambda row: dead_letters.DeadLetterPlace(row.topic, row.partition, row.offset))
 
 
 @letters.get("/{topic}/{partition}/{offset}", dependencies=[READ_SETTINGS])

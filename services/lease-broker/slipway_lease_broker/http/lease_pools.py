@@ -8,10 +8,12 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ValidationError
 
+from slipway_common.database.places import NEWEST, Newest
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.declaration.models import LeasePool
 from slipway_common.declaration.parsing import problems
 from slipway_common.declaration.strict_yaml import path_text
+from slipway_common.web import pages
 from slipway_common.web.access import READ, Needs
 from slipway_common.web.declaring import changed_meanwhile, refusing
 from slipway_common.web.moment import Moment
@@ -201,13 +203,15 @@ async def get_history(
     database: DatabaseDep,
     lease_pool_id: Name,
     since: Moment | None = None,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 1_000,
+    limit: pages.Limit = 100,
+    cursor: pages.Cursor = None,
 ) -> Response:
     """List the decisions about a lease pool with actor and reason, newest first."""
     if await answers.pool(database, lease_pool_id) is None:
         raise problem(unknown_lease_pool(lease_pool_id))
-    rows = await history.of_pool(database, lease_pool_id, since=since, limit=limit)
-    return answered({"items": [shown.entry(row) for row in rows]})
+    (after,) = pages.after(cursor, NEWEST)
+    rows = await history.of_pool(database, lease_pool_id, since=since, after=after, limit=limit + 1)
+    return pages.page(rows, limit, lambda row: Newest(row[0]), lambda row: shown.entry(row[1]))
 
 
 @router.get("/lease-pools/{lease_pool_id:id}/report", dependencies=[READ])

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from slipway_common.base.ids import hash_secret, new_lease_token
 from slipway_common.database.postgres import Database
@@ -19,6 +19,7 @@ from slipway_common.events.lease import (
     ReplacedLease,
 )
 from slipway_common.observability.telemetry import current_trace, logger
+from slipway_common.web import pages
 from slipway_common.web.runtime import database
 from slipway_common.web.text import Name
 from slipway_lease_broker.domain.commands import UNITS_MAX
@@ -48,7 +49,6 @@ from slipway_lease_broker.store import answers, history, leases, pools
 
 router = APIRouter()
 DatabaseDep = Annotated[Database, Depends(database)]
-Items = Annotated[int, Query(ge=1, le=10_000)]
 LOG = logger(__name__)
 UNNAMED: Final[set[str]] = set()  # callers whose processes give no names
 UNNAMED_MAX: Final = 1_000
@@ -233,17 +233,21 @@ async def list_leases(
     pool: Name | None = None,
     tenant: Name | None = None,
     mine: bool = False,
-    limit: Items = 1_000,
+    limit: pages.Limit = 100,
+    cursor: pages.Cursor = None,
 ) -> Response:
-    """List leases that count against a limit, optionally of one pool or tenant; oldest first. With `mine` only those
-    acquired with the caller's token; those of others need the scope read, or the one to hold leases of the pool."""
+    """List leases that count against a limit, of all pools or one, and of all tenants or one: by pool, oldest first.
+    With `mine` only those acquired with the caller's token; those of others need the scope read, or the one to hold
+    leases of the pool."""
     if not mine:
         reader.permit(lease_pool_id=pool or "*")
     owner = reader.name if mine else None
     if pool is not None and await answers.pool(database, pool) is None:
         raise problem(unknown_lease_pool(pool))
-    rows = await answers.held(database, pool, tenant, owner, limit=limit)
-    return answered({"items": await shown_leases(database, rows)})
+    after = pages.after(cursor, answers.FIRST_HELD)
+    rows = await answers.held(database, pool, tenant, owner, after=after, limit=limit + 1)
+    listed = await shown_leases(database, rows)
+    return pages.page(listed, limit, lambda row: answers.HeldPlace(row["lease_pool_id"], row["fencing_token"]))
 
 
 @router.get("/leases/{lease_id:id}")
@@ -279,13 +283,18 @@ async def readable(database: Database, lease_id: str, reader: Reader) -> Lease:
 
 @router.get("/lease-pools/{lease_pool_id:id}/requests", dependencies=[READ_OR_HOLD])
 async def list_requests(
-    database: DatabaseDep, lease_pool_id: Name, tenant: Name | None = None, limit: Items = 1_000
+    database: DatabaseDep,
+    lease_pool_id: Name,
+    tenant: Name | None = None,
+    limit: pages.Limit = 100,
+    cursor: pages.Cursor = None,
 ) -> Response:
     """List waiting requests: higher priorities first, then the longest wait."""
     if await answers.pool(database, lease_pool_id) is None:
         raise problem(unknown_lease_pool(lease_pool_id))
-    rows = await answers.waiting(database, lease_pool_id, tenant, limit=limit)
-    return answered({"items": [shown.request(row) for row in rows]})
+    after = pages.after(cursor, answers.FIRST_WAITING)
+    rows = await answers.waiting(database, lease_pool_id, tenant, after=after, limit=limit + 1)
+    return pages.page(rows, limit, lambda row: answers.WaitingPlace(-row.priority, row.since, row.place), shown.request)
 
 
 @router.get("/lease-pools/{lease_pool_id:id}/requests/{request_id:id}", dependencies=[READ_OR_HOLD])

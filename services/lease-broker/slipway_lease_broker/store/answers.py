@@ -1,14 +1,16 @@
 """Queries for answers to callers: leases by request, recent grants, queue positions. Takes no locks."""
 
 from collections.abc import Collection, Mapping
-from datetime import datetime
-from typing import Any, Final
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
-from sqlalchemy import any_, bindparam, func, select
+from sqlalchemy import BigInteger, Integer, any_, bindparam, func, select, tuple_
 
+from slipway_common.database.places import Number, Text
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array, arrays, matches, names
+from slipway_common.database.sql import Statement, array, arrays, beyond, matches, names
+from slipway_common.database.tables import TIME
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request
 from slipway_lease_broker.domain.queue_status import HoldEnd, QueuePosition
 from slipway_lease_broker.store import gangs, groups, leases, pools, requests, tenants
@@ -65,10 +67,17 @@ WHERE granted_at > slipway_clock() - interval '1 minute'"""
 HOLD_ENDS: Final = f"""
 SELECT coalesce(counted_until, hold_until) AS at, greatest(units - uncounted_units, 0) * weight AS cost FROM leases
 WHERE lease_pool_id = $1 AND {condition(COUNTED)} ORDER BY 1"""
+AFTER: Final = bindparam("rank", type_=Integer), bindparam("since", type_=TIME), bindparam("place", type_=BigInteger)
 UNGRANTED: Final = Statement(
     select(*requests.FIELDS)
     .where(
-        request.c.lease_pool_id == bindparam("pool"), request.c.waiting_units > 0, matches(request.c.tenant, "tenant")
+        request.c.lease_pool_id == bindparam("pool"),
+        request.c.waiting_units > 0,
+        matches(request.c.tenant, "tenant"),
+        tuple_(-request.c.priority, request.c.since, request.c.place)
+        > tuple_(
+            bindparam("rank", type_=Integer), bindparam("since", type_=TIME), bindparam("place", type_=BigInteger)
+        ),
     )
     .order_by(request.c.priority.desc(), request.c.since, request.c.place)
     .limit(leases.LIMIT)
@@ -80,6 +89,7 @@ HELD: Final = Statement(
         matches(lease.c.lease_pool_id, "pool"),
         matches(lease.c.tenant, "tenant"),
         matches(lease.c.owner, "owner"),
+        beyond({"after_pool": lease.c.lease_pool_id, "after_token": lease.c.fencing_token}),
     )
     .order_by(lease.c.lease_pool_id, lease.c.fencing_token)
     .limit(leases.LIMIT)
@@ -152,17 +162,51 @@ async def _hold_ends(db: Connection, pool: LeasePool) -> list[HoldEnd]:
     return structs(await db.fetch(HOLD_ENDS, pool.id), HoldEnd) if pool.held_units <= HELD_READ_MAX else []
 
 
-async def waiting(db: Connection, lease_pool_id: str, tenant: str | None, *, limit: int) -> list[Request]:
-    """Waiting requests: higher priorities first, then the longest wait."""
-    values = UNGRANTED.arguments(pool=lease_pool_id, tenant=tenant, limit=limit)
+class WaitingPlace(NamedTuple):
+    """Place in the list of waiting requests; `rank` is the negative priority."""
+
+    rank: Annotated[int, msgspec.Meta(ge=-9, le=0)]
+    since: datetime
+    place: Number
+
+
+class HeldPlace(NamedTuple):
+    """Place in the list of leases that are held."""
+
+    lease_pool_id: Text
+    fencing_token: Number
+
+
+FIRST_WAITING: Final = WaitingPlace(-10, datetime(1970, 1, 1, tzinfo=UTC), 0)
+FIRST_HELD: Final = HeldPlace("", 0)
+
+
+async def waiting(
+    db: Connection, lease_pool_id: str, tenant: str | None, *, after: WaitingPlace = FIRST_WAITING, limit: int
+) -> list[Request]:
+    """Waiting requests, from the one after that place: higher priorities first, then the longest wait."""
+    values = UNGRANTED.arguments(pool=lease_pool_id, tenant=tenant, limit=limit, **after._asdict())
     return structs(await db.fetch(UNGRANTED.text, *values), Request)
 
 
 async def held(
-    db: Connection, lease_pool_id: str | None, tenant: str | None, owner: str | None, *, limit: int
+    db: Connection,
+    lease_pool_id: str | None,
+    tenant: str | None,
+    owner: str | None,
+    *,
+    after: HeldPlace = FIRST_HELD,
+    limit: int,
 ) -> list[Lease]:
-    """Leases that count against the limit of a pool or, for None, of all pools."""
-    values = HELD.arguments(pool=lease_pool_id, tenant=tenant, owner=owner, limit=limit)
+    """Leases that count against the limit of a pool or, for None, of all pools, from the one after that place."""
+    values = HELD.arguments(
+        pool=lease_pool_id,
+        tenant=tenant,
+        owner=owner,
+        after_pool=after.lease_pool_id,
+        after_token=after.fencing_token,
+        limit=limit,
+    )
     return structs(await db.fetch(HELD.text, *values), Lease)
 
 

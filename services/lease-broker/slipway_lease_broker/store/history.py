@@ -4,20 +4,23 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import Integer, bindparam, or_, select
+from sqlalchemy import Integer, bindparam, select
 
+from slipway_common.database.places import LAST_NUMBER
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, append
-from slipway_common.database.tables import TIME
+from slipway_common.database.sql import Statement, append, beyond, not_before
 from slipway_lease_broker.domain.ledger import Entry
 from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import entry
 
 FIELDS: Final = entry.c[Entry.__struct_fields__]
-SINCE: Final = bindparam("since", type_=TIME)
 OF_POOL: Final = Statement(
-    select(*FIELDS)
-    .where(entry.c.lease_pool_id == bindparam("pool"), or_(SINCE.is_(None), entry.c.at >= SINCE))
+    select(entry.c.id, *FIELDS)
+    .where(
+        entry.c.lease_pool_id == bindparam("pool"),
+        not_before(entry.c.at, "since"),
+        beyond({"after": entry.c.id}, descending=True),
+    )
     .order_by(entry.c.id.desc())
     .limit(bindparam("limit", type_=Integer))
 )
@@ -29,11 +32,12 @@ async def add(tx: Connection, entries: Sequence[Entry]) -> None:
 
 
 async def of_pool(
-    db: Connection, lease_pool_id: str, *, since: datetime | None = None, limit: int = 1_000
-) -> list[Entry]:
-    """Entries of a lease pool, newest first."""
-    values = OF_POOL.arguments(pool=lease_pool_id, since=since, limit=limit)
-    return structs(await db.fetch(OF_POOL.text, *values), Entry)
+    db: Connection, lease_pool_id: str, *, since: datetime | None = None, after: int = LAST_NUMBER, limit: int
+) -> list[tuple[int, Entry]]:
+    """Entries of a lease pool with their numbers, newest first, from the one before the number `after`."""
+    values = OF_POOL.arguments(pool=lease_pool_id, since=since, after=after, limit=limit)
+    rows = [dict(row) for row in await db.fetch(OF_POOL.text, *values)]
+    return [(row.pop("id"), Entry(**row)) for row in rows]
 
 
 async def of_lease(db: Connection, lease_id: str) -> list[Entry]:

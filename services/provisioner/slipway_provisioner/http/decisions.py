@@ -2,9 +2,11 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
 
 from slipway_common.database.postgres import Database
+from slipway_common.web import pages
 from slipway_common.web.access import READ
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database
@@ -19,12 +21,14 @@ DatabaseDep = Annotated[Database, Depends(database)]
 
 @router.get("/pools/{pool_id:id}/decisions", dependencies=[READ])
 async def list_decisions(
-    pool_id: Name, db: DatabaseDep, limit: Annotated[int, Query(ge=1, le=1000)] = 20
-) -> dict[str, Any]:
-    """List the newest decisions, each with weights, windows, and launches or a reason per config."""
+    pool_id: Name, db: DatabaseDep, limit: pages.Limit = 100, cursor: pages.Cursor = None
+) -> Response:
+    """List decisions, newest first, each with weights, windows, and launches or a reason per config."""
     if pool_id not in await pools.known(db, [pool_id]):
         raise no_pool(pool_id)
-    return {"items": await decisions.recent(db, pool_id, limit)}
+    after = pages.after(cursor, decisions.FIRST)
+    rows = await decisions.recent(db, pool_id, limit + 1, after=after)
+    return pages.page(rows, limit, lambda row: decisions.DecisionPlace(row["at"], row["id"]))
 
 
 @router.get("/decisions/{decision_id:id}", dependencies=[READ])

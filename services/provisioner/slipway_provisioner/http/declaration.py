@@ -9,12 +9,13 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from slipway_common.database.places import NEWEST, Newest
 from slipway_common.database.postgres import Database
 from slipway_common.declaration.changes import CHANGES_MAX, listed_dangers
 from slipway_common.declaration.models import Declaration, WorkerPool
 from slipway_common.declaration.parsing import parse_owner
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
-from slipway_common.web import openapi
+from slipway_common.web import openapi, pages
 from slipway_common.web.access import READ, READ_SETTINGS, Needs, Reader
 from slipway_common.web.declaring import changed_meanwhile, refusing
 from slipway_common.web.problem import Problem
@@ -239,18 +240,24 @@ async def put_pool(
 
 @router.get("/pools/{pool_id:id}/history")
 async def get_history(
-    pool_id: Name, reader: Reader, db: DatabaseDep, limit: Annotated[int, Query(ge=1, le=100)] = 20, full: bool = False
-) -> dict[str, Any]:
-    """List the changes of a pool, the newest first: revision, at, by, action (apply, put, set, set-image or rollback),
+    pool_id: Name,
+    reader: Reader,
+    db: DatabaseDep,
+    limit: pages.Limit = 100,
+    cursor: pages.Cursor = None,
+    full: bool = False,
+) -> Response:
+    """List the changes of a pool, newest first: revision, at, by, action (apply, put, set, set-image or rollback),
     reason, to_revision (of a rollback), owner, changes, `revisions` in force (name → revision and image), and
     spec_digest, with `full` also the spec (null unless the token has the scope read:settings)."""
-    found = await history.listed(db, pool_id, limit)
+    (after,) = pages.after(cursor, NEWEST)
+    found = await history.listed(db, pool_id, limit + 1, after=after)
     if not found and pool_id not in await pools.known(db, [pool_id]):
         raise no_pool(pool_id)
     if not reader.may("read:settings"):
         found = [entry | {"spec": None} for entry in found]
     shown = [entry if full else {name: entry[name] for name in entry if name != "spec"} for entry in found]
-    return {"items": shown}
+    return pages.page(shown, limit, lambda entry: Newest(entry["revision"]))
 
 
 @router.get("/pools/{pool_id:id}/rollback", dependencies=[READ])

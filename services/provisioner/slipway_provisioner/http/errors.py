@@ -3,8 +3,11 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
+from starlette.responses import Response
 
+from slipway_common.database.places import NEWEST, Newest
 from slipway_common.database.postgres import Database
+from slipway_common.web import pages
 from slipway_common.web.access import READ
 from slipway_common.web.moment import Moment
 from slipway_common.web.runtime import database
@@ -26,17 +29,17 @@ async def list_errors(
     config: Name | None = None,
     code: Name | None = None,
     since: Moment | None = None,
-    limit: Items = 100,
-) -> dict[str, Any]:
+    limit: pages.Limit = 100,
+    cursor: pages.Cursor = None,
+) -> Response:
     """List errors that workers have reported, newest first, each with a redacted sample. They are kept for 14 days; of
     one worker at most 1,000 an hour."""
     if worker is not None and not UUID.fullmatch(worker):
         raise no_worker(worker)
-    async with db.acquire() as connection:
-        rows = await errors.listed(
-            connection, worker_id=worker, pool_id=pool, launch_config_id=config, code=code, since=since, limit=limit
-        )
-    return {"items": rows}
+    (after,) = pages.after(cursor, NEWEST)
+    filters = {"worker_id": worker, "pool_id": pool, "launch_config_id": config, "code": code}
+    rows = await errors.listed(db, **filters, since=since, after=after, limit=limit + 1)
+    return pages.page(rows, limit, lambda row: Newest(row["id"]))
 
 
 @router.get("/totals", dependencies=[READ])

@@ -3,12 +3,14 @@
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict
+from starlette.responses import Response
 
 from slipway_common.base.errors import Transient
 from slipway_common.database.postgres import Database
 from slipway_common.events.lifecycle import State
+from slipway_common.web import pages
 from slipway_common.web.access import READ, Caller, Needs, NeedsCaller
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
@@ -43,14 +45,19 @@ def no_worker(worker_id: str) -> Problem:
 async def list_workers(
     db: DatabaseDep,
     pool: Name | None = None,
+    config: Name | None = None,
     state: State | None = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> dict[str, Any]:
+    limit: pages.Limit = 100,
+    cursor: pages.Cursor = None,
+) -> Response:
     """List workers, newest first, including those of deleted pools."""
-    found = await workers.listed(db, pool_id=pool, state=state, limit=limit)
+    after = pages.after(cursor, workers.FIRST)
+    found = await workers.listed(
+        db, pool_id=pool, launch_config_id=config, state=state, after=after.id, limit=limit + 1
+    )
     if pool is not None and not found and pool not in await pools.known(db, [pool]):
         raise no_pool(pool)
-    return {"items": [workers.described(worker) for worker in found]}
+    return pages.page(found, limit, lambda worker: (worker.id,), workers.described)
 
 
 @router.get("/{worker_id:id}")

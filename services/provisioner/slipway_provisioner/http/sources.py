@@ -4,8 +4,10 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
 
 from slipway_common.database.postgres import Database
+from slipway_common.web import pages
 from slipway_common.web.access import READ
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
@@ -20,13 +22,21 @@ DatabaseDep = Annotated[Database, Depends(database)]
 
 
 @router.get("/demand", dependencies=[READ])
-async def list_sources(request: Request, db: DatabaseDep, pool: Name | None = None) -> dict[str, Any]:
+async def list_sources(
+    request: Request,
+    db: DatabaseDep,
+    pool: Name | None = None,
+    limit: pages.Limit = 100,
+    cursor: pages.Cursor = None,
+) -> Response:
     """List the sources of demand with their last reports. A stale one launches nothing, and is dropped at
     `protected_until` unless it reports again."""
     settings: Settings = request.app.state.settings
     if pool is not None and pool not in await pools.known(db, [pool]):
         raise no_pool(pool)
-    return {"items": await sources.listed(db, pool, settings.stale_demand_seconds)}
+    after = pages.after(cursor, sources.FIRST)
+    rows = await sources.listed(db, pool, settings.stale_demand_seconds, after=after, limit=limit + 1)
+    return pages.page(rows, limit, lambda row: sources.SourcePlace(row["pool_id"], row["source"]))
 
 
 @router.delete("/pools/{pool_id:id}/demand/{source:id}")

@@ -2,14 +2,17 @@
 one only updates it."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
 
 from slipway_common.base.ids import new_id
+from slipway_common.database.places import LAST_ID, LAST_TIME
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, arrays, columns
+from slipway_common.database.sql import Statement, arrays, beyond, columns
 from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.lifecycle import State
 from slipway_common.messaging import outbox
@@ -22,7 +25,10 @@ from slipway_provisioner.store.tables import decision, lease_request, worker
 SELECT: Final = sa.select(sa.cast(decision.c.id, sa.Text).label("id"), *list(decision.c)[1:])
 GET: Final = Statement(SELECT.where(decision.c.id == sa.bindparam("id")))
 RECENT: Final = Statement(
-    SELECT.where(decision.c.pool_id == sa.bindparam("pool_id"))
+    SELECT.where(
+        decision.c.pool_id == sa.bindparam("pool_id"),
+        beyond({"after_at": decision.c.at, "after_id": decision.c.id}, descending=True),
+    )
     .order_by(decision.c.at.desc(), decision.c.id.desc())
     .limit(sa.bindparam("most", type_=sa.Integer))
 )
@@ -121,9 +127,20 @@ async def adopted(tx: Connection, pool_id: str, *, by: str) -> str:
     return decision_id
 
 
-async def recent(db: Connection, pool_id: str, limit: int) -> list[dict[str, Any]]:
-    """Decisions of a pool, newest first."""
-    rows = await db.fetch(RECENT.text, *RECENT.arguments(pool_id=pool_id, most=limit))
+class DecisionPlace(NamedTuple):
+    """Place in the list of the decisions of a pool."""
+
+    at: datetime
+    id: UUID
+
+
+FIRST: Final = DecisionPlace(LAST_TIME, LAST_ID)
+
+
+async def recent(db: Connection, pool_id: str, limit: int, *, after: DecisionPlace = FIRST) -> list[dict[str, Any]]:
+    """Decisions of a pool, newest first, from the one before that place."""
+    arguments = RECENT.arguments(pool_id=pool_id, after_at=after.at, after_id=after.id, most=limit)
+    rows = await db.fetch(RECENT.text, *arguments)
     return [dict(row) for row in rows]
 
 

@@ -7,8 +7,9 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
+from slipway_common.database.places import LAST_NUMBER
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, matches, not_before
+from slipway_common.database.sql import Statement, beyond, matches, not_before
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store.tables import worker_error, worker_error_hour
 
@@ -38,13 +39,14 @@ COUNT: Final = Statement(
     _COUNTED.on_conflict_do_update(index_elements=[H.launch_config_id, H.code, H.hour], set_={"number": H.number + 1})
 )
 LISTED: Final = Statement(
-    sa.select(E.at, *(E[name] for name in FIELDS))
+    sa.select(E.id, E.at, *(E[name] for name in FIELDS))
     .where(
         matches(E.worker_id, "worker_id"),
         matches(E.pool_id, "pool_id"),
         matches(E.launch_config_id, "launch_config_id"),
         matches(E.code, "code"),
         not_before(E.at, "since"),
+        beyond({"after": E.id}, descending=True),
     )
     .order_by(E.id.desc())
     .limit(sa.bindparam("limit", type_=sa.Integer))
@@ -102,12 +104,12 @@ async def listed(
     launch_config_id: str | None,
     code: str | None,
     since: datetime | None,
+    after: int = LAST_NUMBER,
     limit: int,
 ) -> list[dict[str, Any]]:
-    """Errors, newest first: all that are stored, or those that match."""
-    arguments = LISTED.arguments(
-        worker_id=worker_id, pool_id=pool_id, launch_config_id=launch_config_id, code=code, since=since, limit=limit
-    )
+    """Errors, newest first: all that are stored, or those that match, from the one before the row `after`."""
+    filters = {"worker_id": worker_id, "pool_id": pool_id, "launch_config_id": launch_config_id, "code": code}
+    arguments = LISTED.arguments(**filters, since=since, after=after, limit=limit)
     return [dict(row) for row in await db.fetch(LISTED.text, *arguments)]
 
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, given
+from slipway_common.database.sql import Statement, beyond, given
 from slipway_provisioner.domain.comparison import History
 from slipway_provisioner.domain.declaration import Request
 from slipway_provisioner.domain.rollback import Entry
@@ -43,7 +43,7 @@ _SHOWN: Final = R[
 ]
 LISTED: Final = Statement(
     sa.select(*_SHOWN)
-    .where(R.pool_id == sa.bindparam("pool_id"))
+    .where(R.pool_id == sa.bindparam("pool_id"), beyond({"after": R.revision}, descending=True))
     .order_by(R.revision.desc())
     .limit(sa.bindparam("limit", type_=sa.Integer))
 )
@@ -73,9 +73,10 @@ async def record(tx: Connection, rows: Sequence[History], revisions: Mapping[str
         await tx.execute(RECORD.text, *arguments)
 
 
-async def listed(db: Connection, pool_id: str, limit: int) -> list[dict[str, Any]]:
-    """Changes of a pool, the newest first."""
-    return [dict(row) for row in await db.fetch(LISTED.text, *LISTED.arguments(pool_id=pool_id, limit=limit))]
+async def listed(db: Connection, pool_id: str, limit: int, *, after: int) -> list[dict[str, Any]]:
+    """Changes of a pool, newest first, from the one before the revision `after`."""
+    arguments = LISTED.arguments(pool_id=pool_id, after=after, limit=limit)
+    return [dict(row) for row in await db.fetch(LISTED.text, *arguments)]
 
 
 async def get(db: Connection, pool_id: str, revision: int) -> dict[str, Any] | None:

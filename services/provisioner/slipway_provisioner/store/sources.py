@@ -1,8 +1,9 @@
 """Sources of demand: all that have not ended, and those whose alerts or ends are to be recorded."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from slipway_common.database.places import Text
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import arrays, columns, names
 from slipway_provisioner.domain.sources import Freshness, Settled, Source
@@ -22,7 +23,8 @@ SELECT {names(SHOWN, "d.")}, {COUNTS}, v.valid_until, v.valid_until > slipway_cl
 FROM demand d JOIN worker_pool p ON p.id = d.pool_id
 CROSS JOIN LATERAL (SELECT d.observed_at + d.valid_for_seconds * interval '1 s' AS valid_until) AS v
 WHERE d.ended_at IS NULL AND NOT p.deleted AND ($1::text IS NULL OR d.pool_id = $1)
-ORDER BY d.pool_id, d.source"""
+    AND (d.pool_id, d.source) > ($3::text, $4::text)
+ORDER BY d.pool_id, d.source LIMIT $5"""
 LOCK: Final = f"""
 SELECT {COUNTS}, d.observed_at, d.valid_for_seconds FROM demand d
 WHERE d.pool_id = $1 AND d.source = $2 AND d.ended_at IS NULL FOR UPDATE"""
@@ -57,10 +59,23 @@ UPDATE demand d SET alerted = g.alerted, end_reason = g.end_reason,
 FROM unnest({arrays(SETTLED)}) AS g ({names(SETTLED)}) WHERE d.pool_id = g.pool_id AND d.source = g.source"""
 
 
-async def listed(db: Connection, pool_id: str | None, protected_seconds: float) -> list[dict[str, Any]]:
-    """Sources of all pools or of one, with the end of their last report's validity, and the time at which each is
-    dropped unless it reports again."""
-    return [_shown(dict(row)) for row in await db.fetch(LISTED, pool_id, protected_seconds)]
+class SourcePlace(NamedTuple):
+    """Place in the list of sources."""
+
+    pool_id: Text
+    source: Text
+
+
+FIRST: Final = SourcePlace("", "")
+
+
+async def listed(
+    db: Connection, pool_id: str | None, protected_seconds: float, *, after: SourcePlace = FIRST, limit: int
+) -> list[dict[str, Any]]:
+    """Sources of all pools or of one, by pool, from the one after that place: each with the end of its last report's
+    validity, and the time at which it is dropped unless it reports again."""
+    rows = await db.fetch(LISTED, pool_id, protected_seconds, *after, limit)
+    return [_shown(dict(row)) for row in rows]
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

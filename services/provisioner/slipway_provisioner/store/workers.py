@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
 
+from slipway_common.database.places import LAST_ID
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array, given, matches, names
+from slipway_common.database.sql import Statement, array, beyond, given, matches, names
 from slipway_common.events.lifecycle import ENDED, LIVE, WAITING, State
 from slipway_common.events.worker import WorkerRegistered
 from slipway_common.messaging import outbox
@@ -79,7 +81,12 @@ WHERE w.state IN ({states(WAITING)}) AND w.request_id IS NULL
 ORDER BY w.id LIMIT 200 FOR UPDATE OF w SKIP LOCKED"""
 _LISTED: Final = (
     sa.select(*FIELDS)
-    .where(matches(WORKER.c.pool_id, "pool_id"), matches(WORKER.c.state, "state"))
+    .where(
+        matches(WORKER.c.pool_id, "pool_id"),
+        matches(WORKER.c.launch_config_id, "launch_config_id"),
+        matches(WORKER.c.state, "state"),
+        beyond({"after": WORKER.c.id}, descending=True),
+    )
     .order_by(WORKER.c.id.desc())
     .limit(sa.bindparam("most", type_=sa.Integer))
 )
@@ -188,10 +195,28 @@ async def get(db: Connection, worker_id: str) -> Worker | None:
     return None if row is None else from_row(row)
 
 
-async def listed(db: Connection, *, pool_id: str | None, state: State | None, limit: int) -> list[Worker]:
-    """Workers for people, newest first."""
+class WorkerPlace(NamedTuple):
+    """Place in the list of workers."""
+
+    id: UUID
+
+
+FIRST: Final = WorkerPlace(LAST_ID)
+
+
+async def listed(
+    db: Connection,
+    *,
+    pool_id: str | None,
+    launch_config_id: str | None = None,
+    state: State | None,
+    after: UUID = LAST_ID,
+    limit: int,
+) -> list[Worker]:
+    """Workers for people, newest first, from the one before the worker `after`."""
     statement = LISTED_LIVE if state in LIVE else LISTED
-    rows = await db.fetch(statement.text, *statement.arguments(pool_id=pool_id, state=state, most=limit))
+    filters = {"pool_id": pool_id, "launch_config_id": launch_config_id, "state": state}
+    rows = await db.fetch(statement.text, *statement.arguments(**filters, after=after, most=limit))
     return [from_row(row) for row in rows]
 
 

@@ -1,7 +1,5 @@
 """`slipway alert`: open and resolved alerts of all services."""
 
-import sys
-from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Final
@@ -29,7 +27,6 @@ LABELS: Final = {  # in the order in which they are shown
     "command": "remedy",
     "cause": "cause",
 }
-ALERTS_MAX: Final = 1000
 """Alerts of one service that a list may have."""
 WhichAlert = Annotated[str, typer.Argument(metavar="ALERT", help="Subject, KIND/SUBJECT or key of the alert")]
 Everything = Annotated[bool, typer.Option("--all", help="Open and resolved alerts [default: open ones]")]
@@ -80,9 +77,6 @@ def list_alerts(
     fields = (STATE, *FIELDS) if all_ else FIELDS
     fields = (*fields[:-1], SILENCED, fields[-1]) if any(_silence(row) is not None for row in rows) else fields
     show(rows, fields, output, nothing=f"{nothing} in the services that answer" if errors else nothing)
-    for service, number in Counter(row["service"] for row in rows).items():
-        if number == ALERTS_MAX:
-            print(f"the {service} may have more: only {number} are listed, open pages first", file=sys.stderr)
     if errors:
         raise Failed(errors)
 
@@ -194,7 +188,7 @@ def _names(alert: Alert) -> set[str]:
 
 def _read(api: Api, **query: Any) -> tuple[list[Alert], str]:
     """Alerts of all services that answer, pages first, then the newest first; and the errors of the others."""
-    rows, errors = api.list_all("/alerts", limit=ALERTS_MAX, **query)
+    rows, errors = api.list_all("/alerts", **query)
     alerts = [row | {"state": RESOLVED if row["closed_at"] else OPEN} for row in rows]
     newest = sorted(alerts, key=lambda alert: moments.at(alert["raised_at"]), reverse=True)
     return sorted(newest, key=lambda alert: (alert["state"] != OPEN, alert["severity"] == "notice")), errors

@@ -15,7 +15,7 @@ from slipway_common.base.audited import AuditedKind
 OfKind = Annotated[AuditedKind | None, typer.Option("--kind", help="Kind of the subjects [default: all]")]
 OfSubject = Annotated[str | None, typer.Option("--subject", metavar="ID", help="ID of the subject [default: all]")]
 OfCaller = Annotated[str | None, typer.Option("--by", metavar="TOKEN", help="Name of the token [default: all]")]
-Most = Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="Maximum number of changes")]
+Most = Annotated[int, typer.Option("-n", "--limit", metavar="N", min=1, help="Maximum number of changes")]
 Since = Annotated[
     str | None, typer.Option(metavar="DURATION", help="Age of the oldest change, such as 12h [default: any]")
 ]
@@ -43,10 +43,11 @@ def audit(
       slipway audit --by ci-deploy
     """
     rows, errors = context.obj.list_all(
-        "/audit", kind=kind and kind.value, subject=subject, by=by, since=_begin(since), limit=limit
+        "/audit", kind=kind and kind.value, subject=subject, by=by, since=_begin(since), limit=limit + 1
     )
-    newest = sorted(rows, key=lambda row: moments.at(row["at"]), reverse=True)[:limit]
-    show(newest, FIELDS, output, nothing="no changes in the services that answer" if errors else "no changes")
+    newest = sorted(rows, key=lambda row: moments.at(row["at"]), reverse=True)
+    nothing = "no changes in the services that answer" if errors else "no changes"
+    show(newest, FIELDS, output, nothing=nothing, limit=limit)
     if errors:
         raise Failed(errors)
 

@@ -43,7 +43,7 @@ def list_sources(context: typer.Context, pool: OnePool = None, output: AsOutput 
     Example:
       slipway demand ls linux
     """
-    rows = context.obj.get("provisioner", "/demand", pool=pool)["items"]
+    rows = context.obj.items("provisioner", "/demand", pool=pool)
     show(rows, FIELDS, output, nothing="no source has reported demand", drop=("reported by", "valid until"))
 
 

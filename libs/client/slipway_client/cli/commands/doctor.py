@@ -135,7 +135,7 @@ def _gathered(api: Api, partitions: int | None) -> Any:
 def _alerts(api: Api) -> list[dict[str, Any]] | None:
     """Open alerts of the services that answer; None if none does."""
     try:
-        return api.list_all("/alerts", open=True, limit=1000)[0]
+        return api.list_all("/alerts", open=True)[0]
     except Failed:
         return None
 

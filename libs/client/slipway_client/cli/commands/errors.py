@@ -52,7 +52,7 @@ def list_errors(
     """
     begin = _begin(since)
     if worker is not None:
-        rows = context.obj.get("provisioner", "/errors", worker=worker, pool=pool, config=config, since=begin)["items"]
+        rows = context.obj.items("provisioner", "/errors", worker=worker, pool=pool, config=config, since=begin)
         show(rows, EACH, output, nothing="no errors")
         return
     rows = context.obj.get("provisioner", "/errors/totals", pool=pool, config=config, since=begin)["items"]

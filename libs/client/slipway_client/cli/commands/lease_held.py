@@ -192,7 +192,7 @@ def list_leases(
       slipway lease ls --pool sim-a
     """
     mine = not (everybody or pool or tenant) or None
-    rows = context.obj.get("lease-broker", "/leases", pool=pool, tenant=tenant, mine=mine)["items"]
+    rows = context.obj.items("lease-broker", "/leases", pool=pool, tenant=tenant, mine=mine)
     if output is Listing.NAME:
         for row in rows:
             print(_id(row))

@@ -266,7 +266,9 @@ def history(
     since: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Age of the oldest entry; pools only [default: any]")
     ] = None,
-    last: Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="Number of entries; pools only")] = 50,
+    limit: Annotated[
+        int, typer.Option("-n", "--limit", metavar="N", min=1, help="Maximum number of entries; pools only")
+    ] = 50,
     output: AsOutput = Output.TABLE,
 ) -> None:
     """Show the decisions about a lease pool or a lease
@@ -278,12 +280,13 @@ def history(
     """
     api = context.obj
     if UUID.fullmatch(lease_id := subject.partition(":")[0]):
-        rows = api.get("lease-broker", path("leases", lease_id, "history"))["items"]
+        rows, at_most = api.get("lease-broker", path("leases", lease_id, "history"))["items"], None
     else:
         ago = duration("--since", since)
         at = None if ago is None else (now() - timedelta(seconds=ago)).isoformat()
-        rows = api.get("lease-broker", path("lease-pools", subject, "history"), since=at, limit=last)["items"]
-    show(rows, HISTORY, output, nothing="no decisions yet", drop=("request", "by", "units"))
+        rows = api.items("lease-broker", path("lease-pools", subject, "history"), limit=limit + 1, since=at)
+        at_most = limit
+    show(rows, HISTORY, output, nothing="no decisions yet", drop=("request", "by", "units"), limit=at_most)
 
 
 def _change(

@@ -181,7 +181,7 @@ def promote_pool(
 def show_history(
     context: typer.Context,
     pool: PoolId,
-    limit: Annotated[int, typer.Option("-n", metavar="N", min=1, help="Maximum number of changes")] = 20,
+    limit: Annotated[int, typer.Option("-n", "--limit", metavar="N", min=1, help="Maximum number of changes")] = 20,
     output: AsOutput = Output.TABLE,
 ) -> None:
     """List the changes of a declared worker pool, newest first
@@ -192,8 +192,8 @@ def show_history(
     Example:
       slipway pool history linux
     """
-    rows = context.obj.get("provisioner", path("pools", pool, "history"), limit=limit)["items"]
-    show(rows, HISTORY, output, nothing="no changes are recorded", drop=("owner",))
+    rows = context.obj.items("provisioner", path("pools", pool, "history"), limit=limit + 1)
+    show(rows, HISTORY, output, nothing="no changes are recorded", drop=("owner",), limit=limit)
 
 
 @app.command("rollback")

@@ -145,7 +145,7 @@ class _Search:
             configs,
             self._launch_stops(),
             self.lease_pools,
-            sources=self.api.get("provisioner", "/demand", pool=self.subject)["items"],
+            sources=self.api.items("provisioner", "/demand", pool=self.subject),
             calculator=_calculator(self.api),
             broker=self.broker,
             rollback=self._rollback(self.subject, configs),

@@ -41,7 +41,7 @@ def list_workers(
     state: Annotated[
         State | None, typer.Option("--state", metavar="STATE", help="State of the workers [default: any]")
     ] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, max=NEWEST, help="Maximum number of workers")] = 100,
+    limit: Annotated[int, typer.Option("-n", "--limit", metavar="N", min=1, help="Maximum number of workers")] = 100,
     output: AsOutput = Output.TABLE,
 ) -> None:
     """List workers, newest first
@@ -50,8 +50,8 @@ def list_workers(
     Example:
       slipway worker ls --pool linux --state running
     """
-    rows = context.obj.get("provisioner", "/workers", pool=pool, state=state, limit=limit)["items"]
-    show(rows, FIELDS, output, nothing="no workers", drop=("instance", "pool", "age"))
+    rows = context.obj.items("provisioner", "/workers", limit=limit + 1, pool=pool, state=state)
+    show(rows, FIELDS, output, nothing="no workers", drop=("instance", "pool", "age"), limit=limit)
 
 
 @app.command("show")
