@@ -208,6 +208,9 @@ async def test_a_person_renews_the_incarnation(place: Place) -> None:
     assert after.endswith(renewed.id)
 
 
+REVISION: Final = "SELECT revision FROM alert WHERE dedup_key = $1"
+
+
 def alert(subject: str) -> AlertRaised:
     key = alert_key(SERVICE, "kind", subject)
     return AlertRaised(dedup_key=key, subject_kind="pool", subject_id=subject, kind="kind", summary="s")
@@ -220,8 +223,8 @@ def resolved(raised: AlertRaised) -> AlertResolved:
 
 async def test_alerts_of_the_lost_time(place: Place) -> None:
     """One that was raised in it has no row, and would be open in the topic for ever: it is resolved. One that was
-    resolved in it has an open row, and would never page again: it is raised again. Others are left, as are those of
-    other services, and those that wait in the outbox."""
+    resolved in it has an open row, and would never page again: it is raised anew. Others are left, at the revision that
+    the topic has, as are those of other services, and those that wait in the outbox."""
     await place.create(WORKER_LIFECYCLE, ALERT)
     renewals, copy = Renewals(), Copy(place, *TABLES, "alert")
 
@@ -236,7 +239,7 @@ async def test_alerts_of_the_lost_time(place: Place) -> None:
     foreign = msgspec.structs.replace(begun, dedup_key=alert_key("other", "kind", "begun"))
     await sent(lasting, ended, report("w0", "before"))
     await copy.make()
-    await sent(resolved(ended), begun, foreign, report("w0", "lost"))
+    await sent(lasting, resolved(ended), begun, foreign, report("w0", "lost"))
     await copy.restore()
     await sent(waiting, report("w0", "after"))
     assert len(renewals.seen) == 1
@@ -245,9 +248,11 @@ async def test_alerts_of_the_lost_time(place: Place) -> None:
     assert open_ == {each.dedup_key for each in (lasting, ended, waiting, foreign)}
     rows = await alerts.fetch(place.database, limit=10)
     assert {row.dedup_key for row in rows if row.closed_at is None} == open_ - {foreign.dedup_key}
-    assert [(row.dedup_key, row.resolution) for row in rows if row.closed_at] == [(begun.dedup_key, alerts.LOST)]
+    closed = {row.dedup_key: row.resolution for row in rows if row.closed_at}
+    assert closed == {begun.dedup_key: alerts.LOST, ended.dedup_key: alerts.LOST}
     numbers = Counter(record.key.decode() for record in await read_all(place, ALERT.name))
-    assert [numbers[each.dedup_key] for each in (lasting, ended, begun, foreign, waiting)] == [1, 3, 2, 1, 1]
+    assert [numbers[each.dedup_key] for each in (lasting, ended, begun, foreign, waiting)] == [2, 4, 2, 1, 1]
+    assert await place.database.fetchval(REVISION, lasting.dedup_key) == 2
 
 
 class WithoutLeader(Log):

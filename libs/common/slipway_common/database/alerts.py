@@ -64,11 +64,12 @@ MARK_DELETED: Final = "UPDATE alert SET deleted = true WHERE id = ANY($1)"
 SUPERSEDED: Final = """
 SELECT a.id FROM alert a WHERE id = ANY($1)
     AND EXISTS (SELECT FROM alert b WHERE b.dedup_key = a.dedup_key AND b.id > a.id)"""
-LOST: Final = "its beginning was lost with commits of the database; it is raised again if it lasts"
+LOST: Final = "the database has lost commits since; it is raised again if it lasts"
 ADOPT: Final = """
-INSERT INTO alert (dedup_key, kind, subject_kind, subject_id, severity, body, raised_at, revision)
+INSERT INTO alert AS a (dedup_key, kind, subject_kind, subject_id, severity, body, raised_at, revision)
 VALUES ($1, $2, $3, $4, $5, $6, coalesce($7, slipway_clock()), $8)
-ON CONFLICT (dedup_key) WHERE closed_at IS NULL DO NOTHING RETURNING true"""
+ON CONFLICT (dedup_key) WHERE closed_at IS NULL DO UPDATE SET revision = greatest(a.revision, excluded.revision)
+RETURNING xmax = 0"""
 OPEN_BESIDE: Final = """
 SELECT body FROM alert a WHERE closed_at IS NULL AND NOT dedup_key = ANY($1)
     AND NOT EXISTS (SELECT FROM outbox o WHERE o.topic = $2 AND o.key = a.dedup_key)
@@ -119,8 +120,9 @@ async def reconcile(tx: Connection, raised: Collection[AlertRaised]) -> list[Ale
     """Events after which the topic and a database that has lost commits agree; `raised` are the alerts that the topic
     has as open.
 
-    What was raised in the lost time is resolved, since it has no row that would be. What was resolved in it is raised
-    again, since its row is open, so that its service would not do so; unless its event waits in the outbox.
+    What was raised in the lost time is resolved, since it has no row that would be. What was resolved in it begins
+    anew, since its row is open, so that its service would not raise it; unless its event waits in the outbox. Revisions
+    go on from those of the topic, since sinks know a change by its revision.
     """
     lost = [
         alert
@@ -128,7 +130,8 @@ async def reconcile(tx: Connection, raised: Collection[AlertRaised]) -> list[Ale
         if await tx.fetchval(ADOPT, *_head(alert), _body(alert), alert.raised_at, alert.revision)
     ]
     rows = await tx.fetch(OPEN_BESIDE, [alert.dedup_key for alert in raised], ALERT.name)
-    return [*(_resolved(alert, LOST) for alert in lost), *(BODY.decode(row["body"]) for row in rows)]
+    again = [BODY.decode(row["body"]) for row in rows]
+    return [*(_resolved(alert, LOST) for alert in (*lost, *again)), *again]
 
 
 def _head(event: Alert) -> tuple[str, ...]:
