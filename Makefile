@@ -4,7 +4,7 @@ PYTHON ?= python3
 UV_VERSION := 0.13.8
 MEMBERS := $(patsubst %/pyproject.toml,%,$(sort $(wildcard libs/*/pyproject.toml services/*/pyproject.toml)))
 DISTRIBUTIONS := slipway-common slipway-client slipway-local slipway-terraform \
-	slipway-provisioner slipway-weight-calculator slipway-lease-broker slipway-simulator
+	slipway-provisioner slipway-weight-calculator slipway-lease-broker slipway-simulator slipway-monitor
 # Stamps: RUNTIME has what `make demo` and the command need, READY also what tests, checks and benchmarks need.
 RUNTIME := .venv/.ready
 READY := .venv/.ready-dev

@@ -1,12 +1,13 @@
 #!/bin/sh
-# Installs the external programs that some tests and guides call: kcat, tmux, promtool and Alertmanager.
+# Installs the external programs that some tests and guides call: kcat, tmux, promtool, Alertmanager, Redis and RabbitMQ.
 #
 # Needs Debian or a derivative, and root or a sudo without password; otherwise it prints the missing packages and exits
 # with 2. Tests start what they need themselves, so the services of the packages are not started.
 set -eu
 
 missing() { # Debian packages of the programs that are not on the PATH
-    for tool in kcat:kcat tmux:tmux promtool:prometheus prometheus-alertmanager:prometheus-alertmanager; do
+    for tool in kcat:kcat tmux:tmux promtool:prometheus prometheus-alertmanager:prometheus-alertmanager \
+        redis-server:redis-server rabbitmq-server:rabbitmq-server; do
         command -v "${tool%:*}" >/dev/null || printf ' %s' "${tool#*:}"
     done
 }
@@ -44,7 +45,7 @@ install() {
 }
 install || { $root apt-get update --quiet && install; } || refuse "apt-get could not install$packages"
 for service in $packages; do
-    case $service in prometheus*)
+    case $service in prometheus* | redis* | rabbitmq*)
         if command -v systemctl >/dev/null; then $root systemctl --quiet disable "$service"; fi
         ;;
     esac

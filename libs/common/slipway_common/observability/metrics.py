@@ -17,11 +17,12 @@ from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 disable_created_metrics()  # type: ignore[no-untyped-call] # omit the _created series
 
 Kind = Literal["counter", "gauge", "histogram"]
-Service = Literal["provisioner", "weight-calculator", "lease-broker"]
+Service = Literal["provisioner", "weight-calculator", "lease-broker", "monitor"]
 
 PROVISIONER: Final[tuple[Service, ...]] = ("provisioner",)
 CALCULATOR: Final[tuple[Service, ...]] = ("weight-calculator",)
 BROKER: Final[tuple[Service, ...]] = ("lease-broker",)
+MONITOR: Final[tuple[Service, ...]] = ("monitor",)
 EVERY: Final[tuple[Service, ...]] = ("provisioner", "weight-calculator", "lease-broker")
 
 
@@ -47,6 +48,42 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
 
 
 METRICS: Final[tuple[Metric, ...]] = (
+    # Sources of demand
+    Metric(
+        name="slipway_monitor_reports_total",
+        kind="counter",
+        services=MONITOR,
+        labels=("source",),
+        help="Demand reports that Kafka has acknowledged",
+    ),
+    Metric(
+        name="slipway_monitor_unreadable_total",
+        kind="counter",
+        services=MONITOR,
+        labels=("source",),
+        help="Reads of a source of which nothing was reported: no answer, or none that could be read or published",
+    ),
+    Metric(
+        name="slipway_monitor_tasks",
+        kind="gauge",
+        services=MONITOR,
+        labels=("source",),
+        help="Tasks that a source counted when it was last read, over all of its labels",
+    ),
+    Metric(
+        name="slipway_monitor_leads",
+        kind="gauge",
+        services=MONITOR,
+        labels=("source",),
+        help="1 if this replica reads the source, else 0",
+    ),
+    Metric(
+        name="slipway_monitor_lag_seconds",
+        kind="histogram",
+        services=MONITOR,
+        buckets=SECONDS,
+        help="Time from when a read was due to its start",
+    ),
     # Pools
     Metric(
         name="slipway_pool_pending_tasks",

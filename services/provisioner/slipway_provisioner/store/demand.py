@@ -43,7 +43,9 @@ INSERT INTO demand AS d ({names(REPORTED)}, ended_at, pending_since, claimed_see
 SELECT DISTINCT ON (pool_id, source) {names(REPORTED)}, CASE WHEN end_reason <> '' THEN slipway_clock() END,
     CASE WHEN {PENDING} > 0 THEN observed_at END, CASE WHEN claimed > 0 THEN observed_at END
 FROM unnest({arrays(REPORTED)}) AS d ({names(REPORTED)})
-ORDER BY pool_id, source, observed_at DESC, end_reason DESC
+ORDER BY pool_id, source,
+    CASE WHEN bool_and(epoch IS NOT NULL) OVER (PARTITION BY pool_id, source) THEN epoch END DESC,
+    observed_at DESC, end_reason DESC
 ON CONFLICT (pool_id, source) DO UPDATE SET
     ({names(REPORTED[2:])}, ended_at, received_at)
         = ({names(REPORTED[2:], "excluded.")}, excluded.ended_at, excluded.received_at),
@@ -51,8 +53,9 @@ ON CONFLICT (pool_id, source) DO UPDATE SET
         WHEN d.observed_at + d.valid_for_seconds * interval '1 s' < excluded.observed_at THEN excluded.observed_at
         ELSE coalesce(d.pending_since, excluded.observed_at) END,
     claimed_seen_at = coalesce(excluded.claimed_seen_at, d.claimed_seen_at)
-WHERE d.observed_at < excluded.observed_at
-    OR (d.observed_at = excluded.observed_at AND d.end_reason = '' AND excluded.end_reason <> '')
+WHERE CASE WHEN d.epoch <> excluded.epoch THEN d.epoch < excluded.epoch
+    ELSE d.observed_at < excluded.observed_at
+        OR (d.observed_at = excluded.observed_at AND d.end_reason = '' AND excluded.end_reason <> '') END
 RETURNING pool_id, claimed_seen_at"""
 # Sources, and with each the workers of which claims are gone from its sample: they ended after it or at its instant,
 # since the sample has them then, or run on a leaving worker. One statement, so that no report comes between the two.

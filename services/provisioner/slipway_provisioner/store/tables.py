@@ -353,6 +353,7 @@ demand = Table(
     required("pending", Integer, CheckConstraint("pending >= 0")),
     Column("claimed", Integer, CheckConstraint("claimed >= 0")),
     Column("total", Integer, CheckConstraint("total >= 0")),
+    Column("epoch", BigInteger),
     required("observed_at", TIME),
     required("valid_for_seconds", Double),
     Column("pending_since", TIME),

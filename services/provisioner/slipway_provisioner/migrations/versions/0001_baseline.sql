@@ -415,6 +415,7 @@ CREATE TABLE demand (
     pending INTEGER NOT NULL CHECK (pending >= 0),
     claimed INTEGER CHECK (claimed >= 0),
     total INTEGER CHECK (total >= 0),
+    epoch BIGINT,
     observed_at TIMESTAMP WITH TIME ZONE NOT NULL,
     valid_for_seconds DOUBLE PRECISION NOT NULL,
     pending_since TIMESTAMP WITH TIME ZONE,

@@ -1,0 +1,124 @@
+"""Counts of a queue, and the demand reports that they make. Pure.
+
+A count that is missing or no whole number is never taken for zero: nothing is reported of it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from math import isfinite
+from typing import Any, Self
+
+import msgspec
+
+from slipway_common.events.pool import DemandReported
+
+
+class Counting(StrEnum):
+    """Tasks that a source counts: those that wait, those that wait or run, or both apart."""
+
+    WAITING = "waiting"
+    WAITING_AND_RUNNING = "waiting_and_running"
+    BOTH = "both"
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Counts of one label of a queue: `tasks` of the kind that the source counts, and those that run, if it counts
+    both. A source of one pool has the label ""."""
+
+    tasks: int
+    running: int | None = None
+    label: str = ""
+
+    @classmethod
+    def of(cls, counting: Counting, waiting: int, running: int, label: str = "") -> Self:
+        """Counts of a queue that tells the tasks that wait from those that run."""
+        match counting:
+            case Counting.WAITING:
+                return cls(waiting, None, label)
+            case Counting.WAITING_AND_RUNNING:
+                return cls(waiting + running, None, label)
+            case Counting.BOTH:
+                return cls(waiting, running, label)
+
+
+class Unreadable(Exception):
+    """A queue that could not be counted; the text says why. `retry_after_seconds`: it asks not to be read before."""
+
+    def __init__(self, reason: str, retry_after_seconds: float = 0.0) -> None:
+        super().__init__(reason)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Reporting(msgspec.Struct, frozen=True, kw_only=True):
+    """The reports of one source: its name, its counting, and the pools of its labels."""
+
+    source: str
+    counting: Counting
+    pools: Mapping[str, str]
+    valid_for_seconds: float
+
+
+def whole(value: Any, name: str) -> int:
+    """The value as a number of tasks. Raises Unreadable for anything else, such as null, a boolean, text and NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Unreadable(f"{name} is {_shown(value)}, not a number")
+    if not isfinite(value) or value != int(value) or value < 0:
+        raise Unreadable(f"{name} is {value:g}, not a number of tasks")
+    return int(value)
+
+
+def labelled(tasks: Any, running: Any, *, by_label: bool, is_both: bool) -> list[Counts]:
+    """Counts of the answers of a queue: two numbers, or two mappings from labels to numbers. Raises Unreadable."""
+    if not by_label:
+        return [Counts(whole(tasks, "the count"), whole(running, "the running count") if is_both else None)]
+    for answer, name in ((tasks, "the counts"), (running if is_both else {}, "the running counts")):
+        if not isinstance(answer, Mapping):
+            raise Unreadable(f"{name} are {_shown(answer)}, not a number for each label")
+    return [
+        Counts(
+            whole(number, f"the count of {label!r}"),
+            whole(running.get(label), f"the running count of {label!r}") if is_both else None,
+            str(label),
+        )
+        for label, number in tasks.items()
+    ]
+
+
+def reports(
+    reporting: Reporting, counts: Iterable[Counts], observed_at: datetime, epoch: int | None
+) -> tuple[list[DemandReported], list[str]]:
+    """Reports of the pools of a source, each the sum of its labels; and the labels without a count, whose pools get no
+    report. Labels of no pool are left out."""
+    by_label = {each.label: each for each in counts}
+    missing = [label for label in reporting.pools if label not in by_label]
+    incomplete = {reporting.pools[label] for label in missing}
+    of_pool: dict[str, list[Counts]] = {}
+    for label, pool in reporting.pools.items():
+        if pool not in incomplete:
+            of_pool.setdefault(pool, []).append(by_label[label])
+    return [_report(reporting, pool, found, observed_at, epoch) for pool, found in of_pool.items()], missing
+
+
+def _report(
+    reporting: Reporting, pool: str, found: Sequence[Counts], observed_at: datetime, epoch: int | None
+) -> DemandReported:
+    tasks = sum(each.tasks for each in found)
+    is_total = reporting.counting is Counting.WAITING_AND_RUNNING
+    return DemandReported(
+        pool_id=pool,
+        source=reporting.source,
+        pending=0 if is_total else tasks,
+        claimed=sum(each.running or 0 for each in found) if reporting.counting is Counting.BOTH else None,
+        total=tasks if is_total else None,
+        observed_at=observed_at,
+        valid_for_seconds=reporting.valid_for_seconds,
+        epoch=epoch,
+    )
+
+
+def _shown(value: Any) -> str:
+    """A value of an answer for people: nothing of a text, which may be a secret."""
+    if value is None:
+        return "null"
+    return f"a {type(value).__name__}" if isinstance(value, str | list | dict) else f"{value}"

@@ -1,0 +1,137 @@
+"""Reading one source at intervals, and reporting what it counts, while this replica leads it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from random import Random
+from typing import Final, Protocol
+
+import msgspec
+from aiokafka.errors import KafkaError
+
+from slipway_common.base.clock import monotonic_seconds, utc_now
+from slipway_common.events.pool import DemandReported
+from slipway_common.observability.telemetry import logger
+from slipway_monitor import metrics
+from slipway_monitor.domain import schedule
+from slipway_monitor.domain.counts import Counts, Unreadable, reports
+from slipway_monitor.source_file import Entry
+from slipway_monitor.sources.port import Source
+
+LOG = logger(__name__)
+
+LOG_EVERY: Final = 30
+"""Unreadable answers in a row of which one is logged."""
+
+LOST_SECONDS: Final = 0.5
+"""Pause after leadership was lost."""
+
+Publish = Callable[[DemandReported], Awaitable[None]]
+
+
+class Leads(Protocol):
+    """Leadership of this replica: of which sources, and since which epoch."""
+
+    async def gained(self, name: str) -> None: ...
+
+    def leads(self, name: str) -> bool: ...
+
+    def epoch(self, name: str) -> int | None: ...
+
+
+class Read(msgspec.Struct, frozen=True):
+    """Counts of a source, and the time before it was asked."""
+
+    observed_at: datetime
+    counts: Sequence[Counts]
+
+
+async def read_once(source: Source, timeout_seconds: float) -> Read:
+    """Read a source once, in time. Raises Unreadable, whatever fails in it."""
+    observed_at = utc_now()  # before the request: what changes meanwhile belongs to the next report
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            return Read(observed_at, await source.read())
+    except Unreadable:
+        raise
+    except TimeoutError:
+        raise Unreadable(f"no answer within {timeout_seconds:g} s") from None
+    except Exception as error:  # a source from elsewhere
+        LOG.exception("a source failed")
+        raise Unreadable(f"{type(error).__name__} in its source, which is a mistake of it") from error
+
+
+class Reporter:
+    """Reports of one source. It is opened when this replica begins to lead it, and closed with its leadership."""
+
+    def __init__(self, entry: Entry, leadership: Leads, publish: Publish, rng: Random) -> None:
+        self._entry = entry
+        self._settings = entry.settings
+        self._leadership = leadership
+        self._publish = publish
+        self._rng = rng
+        self._source: Source | None = None
+        self._failures = 0
+
+    async def run(self, sources: int) -> None:
+        """Report until cancelled, whenever this replica leads the source, as one of so many."""
+        name, interval = self._settings.name, self._settings.interval_seconds
+        leads = metrics.LEADS.labels(name)
+        try:
+            while True:
+                leads.set(0)
+                await self._leadership.gained(name)
+                leads.set(1)
+                due = schedule.first_read(monotonic_seconds(), interval, sources, self._rng.random())
+                while self._leadership.leads(name):
+                    await asyncio.sleep(due - monotonic_seconds())
+                    metrics.LAG_SECONDS.observe(max(0.0, monotonic_seconds() - due))
+                    wait_seconds = await self.report()
+                    due = schedule.next_read(due, monotonic_seconds(), interval, self._rng.random(), wait_seconds)
+                await self.close()
+                await asyncio.sleep(LOST_SECONDS)
+        finally:
+            leads.set(0)
+            await self.close()
+
+    async def report(self) -> float:
+        """Read the source and publish what it counts; returns for how long it asks not to be read."""
+        settings, epoch = self._settings, self._leadership.epoch(self._settings.name)
+        try:
+            if self._source is None:
+                self._source = self._entry.open()
+            read = await read_once(self._source, settings.timeout_seconds)
+            made, missing = reports(settings.reporting, read.counts, read.observed_at, epoch)
+            if not self._leadership.leads(settings.name):
+                return 0.0
+            await asyncio.gather(*(self._publish(each) for each in made))
+        except Unreadable as error:
+            self._failed(str(error))
+            return error.retry_after_seconds
+        except (KafkaError, OSError, TimeoutError) as error:
+            self._failed(f"not published: {error!r}")
+            return 0.0
+        metrics.TASKS.labels(settings.name).set(sum(each.tasks for each in read.counts))
+        if made:
+            metrics.REPORTS.labels(settings.name).inc(len(made))
+        if missing:
+            self._failed(f"no count of {', '.join(missing)}")
+        elif self._failures:
+            LOG.info("source is readable again", source=settings.name)
+            self._failures = 0
+        return 0.0
+
+    def _failed(self, reason: str) -> None:
+        metrics.UNREADABLE.labels(self._settings.name).inc()
+        if self._failures % LOG_EVERY == 0:
+            LOG.warning("no report of a source", source=self._settings.name, reason=reason)
+        self._failures += 1
+
+    async def close(self) -> None:
+        """Close the source, if it is open."""
+        if self._source is not None:
+            source, self._source = self._source, None
+            try:
+                await source.close()
+            except Exception as error:
+                LOG.warning("a source could not be closed", source=self._settings.name, error=repr(error))

@@ -1,0 +1,16 @@
+"""Settings of the monitor; read once, in main.py."""
+
+from slipway_common.base.settings import EnvironmentSettings
+
+
+class Settings(EnvironmentSettings):
+    """Settings of `slipway-monitor run`. What it reads is in its file of sources."""
+
+    kafka: str
+    """Bootstrap servers, host:port,…"""
+    topic_prefix: str = ""
+    database_url: str = ""
+    """PostgreSQL whose advisory locks decide which of several replicas reads a source. Without one, run one replica."""
+    host: str = "127.0.0.1"
+    port: int = 7305
+    """Port of the metrics; 0: none."""

@@ -1,0 +1,65 @@
+"""Source `http`: any JSON over HTTP, and JMESPath expressions for the counts in it."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Self
+
+import jmespath
+from pydantic import AfterValidator, model_validator
+
+from slipway_monitor.domain.counts import Counts, Unreadable, labelled
+from slipway_monitor.sources.port import SourceSettings
+from slipway_monitor.sources.web import Web, WebSettings
+
+
+def _compiled(expression: str) -> str:
+    try:
+        jmespath.compile(expression)
+    except jmespath.exceptions.JMESPathError as error:
+        raise ValueError(f"is no JMESPath expression: {str(error).splitlines()[0]}") from None
+    return expression
+
+
+Expression = Annotated[str, AfterValidator(_compiled)]
+
+
+class JsonSettings(SourceSettings):
+    """Settings of sources that find their counts in JSON. With `pools` each expression gives an object of labels."""
+
+    tasks: Expression = "@"
+    running: Expression | None = None
+
+    @model_validator(mode="after")
+    def _has_expressions(self) -> Self:
+        if (self.running is not None) is not self.is_both:
+            raise ValueError("running, an expression for the tasks that run, belongs to counts: both, which needs it")
+        return self
+
+
+def counted(settings: JsonSettings, body: Any) -> list[Counts]:
+    """Counts in a JSON value. Raises Unreadable."""
+    try:
+        tasks = jmespath.search(settings.tasks, body)
+        running = jmespath.search(settings.running, body) if settings.running else None
+    except jmespath.exceptions.JMESPathError as error:
+        raise Unreadable(f"the expression fails on this answer: {str(error).splitlines()[0]}") from None
+    return labelled(tasks, running, by_label=settings.pools is not None, is_both=settings.is_both)
+
+
+class HttpSettings(WebSettings, JsonSettings):
+    """Settings of a queue that is counted over HTTP."""
+
+
+class HttpSource:
+    """A queue that is counted over HTTP."""
+
+    Settings = HttpSettings
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self._settings = settings
+        self._web = Web(settings)
+
+    async def read(self) -> Sequence[Counts]:
+        return counted(self._settings, await self._web.get())
+
+    async def close(self) -> None:
+        await self._web.close()

@@ -1,0 +1,79 @@
+"""Source `kafka_lag`: records that a consumer group has not committed yet. They are those that wait and those that run.
+
+The lag of a group is counted from the beginning of a partition for which it has committed nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+
+from slipway_monitor.domain.counts import Counting, Counts, Unreadable
+from slipway_monitor.sources.port import SourceSettings
+
+CLOSE_SECONDS: Final = 5.0
+
+
+class KafkaLagSettings(SourceSettings):
+    """Settings of a consumer group and a topic; the labels of `pools` are topics."""
+
+    countings: ClassVar = frozenset({Counting.WAITING_AND_RUNNING})
+    bootstrap_servers: str
+    group: str
+    topic: str | None = None
+
+
+class KafkaLagSource:
+    """Lag of one consumer group, without being a member of it."""
+
+    Settings = KafkaLagSettings
+
+    def __init__(self, settings: KafkaLagSettings) -> None:
+        self._settings = settings
+        self._clients: tuple[Any, Any] | None = None
+
+    async def read(self) -> Sequence[Counts]:
+        settings = self._settings
+        topics = {label: label for label in settings.pools} if settings.pools else {"": settings.topic or settings.name}
+        try:
+            if self._clients is None:
+                self._clients = await self._connect()
+            admin, consumer = self._clients
+            committed = await admin.list_consumer_group_offsets(settings.group)
+            return [Counts(await _lag(consumer, topic, committed), None, label) for label, topic in topics.items()]
+        except (KafkaError, OSError, TimeoutError) as error:
+            await self.close()
+            raise Unreadable(f"{type(error).__name__}: the brokers do not tell the lag") from None
+
+    async def _connect(self) -> tuple[Any, Any]:
+        servers, milliseconds = self._settings.bootstrap_servers, int(self._settings.timeout_seconds * 1000)
+        admin = AIOKafkaAdminClient(bootstrap_servers=servers, request_timeout_ms=milliseconds)
+        consumer = AIOKafkaConsumer(bootstrap_servers=servers, request_timeout_ms=milliseconds)
+        try:
+            await admin.start()
+            await consumer.start()
+        except BaseException:
+            await admin.close()
+            await consumer.stop()
+            raise
+        return admin, consumer
+
+    async def close(self) -> None:
+        if self._clients is not None:
+            (admin, consumer), self._clients = self._clients, None
+            await admin.close()
+            await consumer.stop()
+
+
+async def _lag(consumer: Any, topic: str, committed: dict[TopicPartition, Any]) -> int:
+    """Records of a topic behind the committed offsets. Raises Unreadable if there is no such topic."""
+    known = await consumer._client.fetch_all_metadata()  # the consumer's own API knows subscribed topics only
+    partitions = [TopicPartition(topic, number) for number in known.partitions_for_topic(topic) or ()]
+    if not partitions:
+        raise Unreadable(f"there is no topic {topic}")
+    begins = await consumer.beginning_offsets(partitions)
+    ends = await consumer.end_offsets(partitions)
+    offsets = {tp: committed[tp].offset if tp in committed else -1 for tp in partitions}
+    return sum(max(0, ends[tp] - max(begins[tp], offsets[tp])) for tp in partitions)

@@ -1,0 +1,97 @@
+"""HTTP for sources: clients that sources share, and answers that are JSON or Unreadable.
+
+Proxies are those of the environment (HTTPS_PROXY, NO_PROXY).
+"""
+
+import ssl
+from collections.abc import Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import msgspec
+
+from slipway_common.base.clock import utc_now
+from slipway_monitor.domain.counts import Unreadable
+from slipway_monitor.sources.port import SourceSettings, secret
+
+LIMITS: Final = httpx2.Limits(max_connections=200, max_keepalive_connections=50)
+ANSWER_BYTES_MAX: Final = 10_000_000
+
+
+class WebSettings(SourceSettings):
+    """Settings of sources over HTTP."""
+
+    url: str
+    token_file: Path | None = None
+    """File with a bearer token, read before each request."""
+    ca_file: Path | None = None
+    """Certificates of a private CA."""
+
+
+@lru_cache(maxsize=2)
+def _context(ca_file: Path | None) -> ssl.SSLContext:
+    # One context takes megabytes and milliseconds, so that sources share them.
+    return ssl.create_default_context(cafile=ca_file)
+
+
+class Web:
+    """Requests of one source for JSON. An answer with an ETag is asked for again with it."""
+
+    def __init__(self, settings: WebSettings) -> None:
+        self._settings = settings
+        self._client: httpx2.AsyncClient | None = None
+        self._answers: dict[str, tuple[str, Any]] = {}
+
+    async def get(
+        self, path: str = "", params: Mapping[str, str] | None = None, auth: tuple[str, str] | None = None
+    ) -> Any:
+        """Get the JSON at a path. Raises Unreadable."""
+        settings = self._settings
+        url = settings.url.rstrip("/") + path if path else settings.url
+        headers = {"Accept": "application/json"}
+        if token := secret(settings.token_file):
+            headers["Authorization"] = f"Bearer {token}"
+        etag, known = self._answers.get(path, ("", None))
+        if etag:
+            headers["If-None-Match"] = etag
+        try:
+            if self._client is None:
+                context = _context(settings.ca_file) if settings.url.startswith("https:") else False
+                self._client = httpx2.AsyncClient(verify=context, limits=LIMITS, timeout=settings.timeout_seconds)
+            answer = await self._client.get(url, params=params, headers=headers, auth=auth)
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
+            raise Unreadable(f"not reached: {str(error) or type(error).__name__}") from None
+        if answer.status_code == 304 and etag:
+            return known
+        if not answer.is_success:
+            raise Unreadable(f"answered {answer.status_code}", retry_after(answer.headers.get("Retry-After", "")))
+        if len(answer.content) > ANSWER_BYTES_MAX:
+            raise Unreadable(f"answered {len(answer.content):,} bytes; at most {ANSWER_BYTES_MAX:,} are read")
+        try:
+            body = msgspec.json.decode(answer.content)
+        except msgspec.DecodeError:
+            raise Unreadable("the answer is not JSON") from None
+        if new := answer.headers.get("ETag"):
+            self._answers[path] = new, body
+        return body
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+
+def retry_after(text: str) -> float:
+    """Seconds in a Retry-After header: a number or a date; 0 if it is neither."""
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        at = parsedate_to_datetime(text)
+    except ValueError:
+        return 0.0
+    return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - utc_now()).total_seconds())

@@ -1,0 +1,154 @@
+"""The monitor on real servers: reports that are published, leadership of two replicas, and reports of a deposed one."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from random import Random
+from typing import Any, ClassVar, Final
+
+import asyncpg
+import pytest
+
+from slipway_common.base.clock import utc_now
+from slipway_common.declaration.strict_yaml import write
+from slipway_common.events.pool import DemandReported
+from slipway_common.events.topics import POOL_DEMAND
+from slipway_common.messaging.envelope import decode, decode_data
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_monitor.domain.counts import Counts, Unreadable
+from slipway_monitor.leadership import Alone, Leadership
+from slipway_monitor.loops.report import Reporter
+from slipway_monitor.publisher import Publisher
+from slipway_monitor.source_file import Entry, read
+from slipway_monitor.sources.port import SourceSettings
+from tests.support.harness import Place, read_all, until
+from tests.support.provisioner import Provisioner, declared, provisioner_on, report
+
+END_SESSIONS: Final = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'slipway-monitor'"
+)
+
+
+class Queue:
+    """A queue as a source sees it, in memory."""
+
+    Settings: ClassVar[type[SourceSettings]] = SourceSettings
+    waiting: int | None = 3
+    retry_after = 0.0
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self.settings = settings
+        self.read_at: list[datetime] = []
+
+    async def read(self) -> Sequence[Counts]:
+        self.read_at.append(utc_now())
+        if self.waiting is None:
+            raise Unreadable("away", self.retry_after)
+        return [Counts(self.waiting)]
+
+    async def close(self) -> None:
+        pass
+
+
+def entry() -> Entry:
+    """An entry whose source is `Queue`."""
+    body = {"name": "q", "kind": "exec", "counts": "waiting", "claims": "hooks", "pool": "linux"}
+    (found,) = read(write({"sources": [body | {"command": ["true"], "interval_seconds": 0.1}]}))
+    return Entry(found.settings, Queue)
+
+
+@contextlib.asynccontextmanager
+async def running(*works: Any) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_reports_are_events_of_the_time_before_the_read(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One per interval, as the contract has them; nothing while the queue cannot be read, and again afterwards."""
+    await place.create(POOL_DEMAND)
+    publisher = Publisher(place.kafka.bootstrap, place.prefix)
+    await publisher.start()
+    reporter = Reporter(entry(), Alone(), publisher.publish, Random(1))
+    for waiting in (3, None, 0):
+        monkeypatch.setattr(Queue, "waiting", waiting)
+        await reporter.report()
+    await reporter.close()
+    await publisher.stop()
+    records = await read_all(place, POOL_DEMAND.name)
+    events: list[Any] = [decode_data(decode(r.headers, received_at=utc_now()).type, r.value) for r in records]
+    assert [(each.pending, each.claimed, each.source) for each in events] == [(3, None, "q"), (0, None, "q")]
+    assert {record.key.decode() for record in records} == {"linux/q"}
+
+
+async def test_a_queue_may_ask_not_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Queue, "waiting", None)
+    monkeypatch.setattr(Queue, "retry_after", 30.0)
+
+    async def publish(_: DemandReported) -> None:
+        raise AssertionError("nothing is reported")
+
+    assert await Reporter(entry(), Alone(), publish, Random(1)).report() == 30.0
+
+
+async def test_one_replica_leads_a_source(postgres: EmbeddedPostgres) -> None:
+    """Another takes over once the session of the first has ended, with a later epoch."""
+    first, second = (Leadership(postgres.url(), "scope/", ["q", "r"]) for _ in range(2))
+    other_scope = Leadership(postgres.url(), "other/", ["q"])
+    async with running(first.run()):
+        await until(lambda: _value(first.leads("q") and first.leads("r")), "the first leads")
+        epoch = first.epoch("q")
+        async with running(second.run(), other_scope.run()):
+            await until(lambda: _value(other_scope.leads("q")), "another deployment has its own")
+            assert not second.leads("q")
+            admin = await asyncpg.connect(postgres.url())
+            await admin.execute(END_SESSIONS)
+            await admin.close()
+
+            async def leader() -> bool:
+                return any((each.epoch("q") or 0) > (epoch or 0) and each.leads("q") for each in (first, second))
+
+            await until(leader, "one leads again, after the server has ended all sessions")
+            assert not (first.leads("q") and second.leads("q"))
+    async with running(second.run()):
+        await until(lambda: _value(second.leads("q")), "the second leads")
+        assert not first.leads("q")
+        assert epoch is not None
+        assert (second.epoch("q") or 0) > epoch
+
+
+async def _value(value: Any) -> Any:
+    return value
+
+
+@pytest.fixture
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
+    async with provisioner_on(postgres) as made:
+        yield made
+
+
+async def test_reports_of_a_deposed_leader(provisioner: Provisioner) -> None:
+    """A report of an earlier epoch changes nothing, also with a later time, and one of a later epoch counts also with
+    an earlier time: the clock of a replica may be wrong. Reports without an epoch are compared by time."""
+    await provisioner.declare(declared())
+
+    async def stored() -> int:
+        pending: int = await provisioner.database.fetchval("SELECT pending FROM demand")
+        return pending
+
+    await provisioner.demand(report(1, at=50, epoch=1))
+    await provisioner.demand(report(2, at=10, epoch=2))
+    assert await stored() == 2
+    await provisioner.demand(report(3, at=55, epoch=1))
+    assert await stored() == 2
+    await provisioner.demand(report(4, at=40, epoch=3), report(5, at=58, epoch=2))
+    assert await stored() == 4
+    await provisioner.demand(report(6, at=30))
+    assert await stored() == 4
+    await provisioner.demand(report(7, at=45))
+    assert await stored() == 7
