@@ -64,6 +64,7 @@ OUTSIDE: Final = (
     "tests/contract/test_alert_sinks.py",
     "tests/contract/test_metrics.py",
 )
+SOURCES: Final = ("tests/contract/sources",)
 WORKSPACES: Final = ("tests/interleaving/test_workspaces.py", "tests/interleaving/test_workspace_listings.py")
 # What keeps the invariants between services: consumption, the relay, leaders, take-overs, outages.
 WHOLE: Final = tuple(
@@ -93,7 +94,7 @@ OF_TERRAFORM: Final = "terraform"
 CORE: Final = {
     "e2e": by_pytest(130, *PATHS, many=True),
     "integration": by_pytest(160, *WHOLE),
-    "contract": by_pytest(215, "tests/contract", without=OUTSIDE, named=f"not {OF_TERRAFORM}"),
+    "contract": by_pytest(215, "tests/contract", without=(*OUTSIDE, *SOURCES), named=f"not {OF_TERRAFORM}"),
     "client": by_pytest(120, *CLIENT),
     "interleaving": by_pytest(75, "tests/interleaving", without=WORKSPACES),
     "check": Layer((*MAKE, "check"), 40, fast=True),
@@ -105,10 +106,11 @@ CORE: Final = {
 LONG: Final = {
     "tools": by_pytest(120, *TOOLS),
     "outside": by_pytest(250, *OUTSIDE),
+    "sources": by_pytest(300, *SOURCES, many=True),
     "services": by_pytest(400, "tests/integration", without=WHOLE),
     "systems": by_pytest(300, "tests/e2e", without=PATHS, many=True),
     "terraform": by_pytest(300, "tests/terraform", *WORKSPACES, many=True),
-    "terraform-contract": by_pytest(120, "tests/contract", without=OUTSIDE, named=OF_TERRAFORM, many=True),
+    "terraform-contract": by_pytest(120, "tests/contract", without=(*OUTSIDE, *SOURCES), named=OF_TERRAFORM, many=True),
     "requirements": target(120, "requirements"),
     "histories": target(120, "histories", "N=20"),
     "readme": target(120, "readme"),
@@ -198,6 +200,7 @@ AREAS: Final = (
         "services/weight-calculator/*",
         ("services", "windows", "simulate", "simulate-weights", "policies", "bench-weights"),
     ),
+    ("services/monitor/*", ("sources", "services")),
     ("services/simulator/*", ("systems", "demo", "drill")),
     ("services/provisioner/slipway_provisioner/providers/aws/*", (*AWS, "bench-ec2", "ec2-scale")),
     ("services/provisioner/slipway_provisioner/providers/terraform/*", TERRAFORM),
@@ -219,6 +222,7 @@ AREAS: Final = (
         "tests/drills/*",
         ("drill", "rehearse", "ec2-check", "ec2-limits", "ec2-spot", "ec2-storm", "terraform-e2e", "terraform-idle"),
     ),
+    ("tests/contract/sources/*", ("sources",)),
     ("tests/contract/*", ("outside", "terraform-contract")),
     ("tests/integration/*", ("services", "terraform-state")),
     ("tests/interleaving/*", ("terraform",)),

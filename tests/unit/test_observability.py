@@ -45,6 +45,7 @@ BOUNDED = {
     "service",
     "cause",
     "table",
+    "source",  # the sources in the file of a monitor
     "tenant",  # the 50 tenants of a lease pool with the highest usage
 }
 

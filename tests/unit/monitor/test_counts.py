@@ -46,20 +46,18 @@ def test_what_a_number_means(waiting: int, running: int) -> None:
     assert (both.pending, both.claimed, both.total, both.epoch) == (waiting, running, None, 7)
 
 
-@given(
-    st.dictionaries(st.sampled_from("abcdef"), tasks),
-    st.dictionaries(st.sampled_from("abcdef"), st.sampled_from("pqr"), min_size=1),
-)
+labels = st.sampled_from("abcdef")
+
+
+@given(st.dictionaries(labels, tasks), st.dictionaries(labels, st.sampled_from("pqr"), min_size=1))
 def test_pools_of_labels(counted: dict[str, int], pools: dict[str, str]) -> None:
     """A pool has the sum of its labels; one of which a label has no count has no report, never less."""
-    found = {
-        each.pool_id: each.pending
-        for each in made(Counting.WAITING, *(Counts(n, None, label) for label, n in counted.items()), pools=pools)
-    }
+    counts = [Counts(number, None, label) for label, number in counted.items()]
+    found = {each.pool_id: each.pending for each in made(Counting.WAITING, *counts, pools=pools)}
     for pool in set(pools.values()):
-        labels = [label for label, of in pools.items() if of == pool]
-        complete = all(label in counted for label in labels)
-        assert found.get(pool) == (sum(counted[label] for label in labels) if complete else None)
+        of_pool = [label for label, of in pools.items() if of == pool]
+        complete = all(label in counted for label in of_pool)
+        assert found.get(pool) == (sum(counted[label] for label in of_pool) if complete else None)
 
 
 def test_answers_by_label() -> None:

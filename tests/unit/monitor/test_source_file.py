@@ -65,9 +65,10 @@ def test_what_counts_twice() -> None:
     assert len(read(write({"sources": [USUAL, other]}))) == 2
 
 
-@pytest.mark.parametrize(
-    "text", ["sources: []", "sources: 1", "{}", "other: 1", "sources: [1]", "sources: [{kind: 1}]"]
-)
+WITHOUT_SOURCES = ["sources: []", "sources: 1", "{}", "other: 1", "sources: [1]", "sources: [{kind: 1}]"]
+
+
+@pytest.mark.parametrize("text", WITHOUT_SOURCES)
 def test_files_without_sources(text: str) -> None:
     with pytest.raises(Invalid):
         read(text)
