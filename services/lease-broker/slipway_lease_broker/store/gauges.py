@@ -2,14 +2,11 @@
 
 from typing import Final
 
-from sqlalchemy import func, select
-
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement
 from slipway_common.observability.metrics import Readings
 from slipway_lease_broker.domain.ledger import LIVE, State
 from slipway_lease_broker.store import pools
-from slipway_lease_broker.store.tables import COUNTED, WAITING, condition, lease
+from slipway_lease_broker.store.tables import COUNTED, WAITING, condition
 
 NAMES: Final = (
     "slipway_lease_held_units",
@@ -20,11 +17,8 @@ NAMES: Final = (
     "slipway_lease_tenant_held_units",
     "slipway_lease_tenant_waiting_units",
 )
-HELD: Final = Statement(
-    select(lease.c.lease_pool_id, lease.c.state, func.count().label("number"))
-    .where(COUNTED)
-    .group_by(lease.c.lease_pool_id, lease.c.state)
-)
+HELD: Final = f"""
+SELECT lease_pool_id, state, count(*) AS number FROM leases WHERE {condition(COUNTED)} GROUP BY lease_pool_id, state"""
 # The 50 largest tenants of each pool: callers choose the names, and every label value costs memory in Prometheus.
 TENANTS: Final = f"""
 SELECT lease_pool_id, tenant, held::bigint, waiting::bigint FROM (
@@ -42,7 +36,7 @@ async def read(db: Connection) -> Readings:
     """Readings of NAMES for the lease pools that are declared or in use."""
     shown = await pools.overview(db)
     leases = {(pool.id, state): 0 for pool in shown for state in STATES}
-    leases |= {(row["lease_pool_id"], row["state"]): row["number"] for row in await db.fetch(HELD.text)}
+    leases |= {(row["lease_pool_id"], row["state"]): row["number"] for row in await db.fetch(HELD)}
     tenants = {(row["lease_pool_id"], row["tenant"]): row for row in await db.fetch(TENANTS)}
     return {
         "slipway_lease_held_units": {(pool.id,): pool.held for pool in shown},

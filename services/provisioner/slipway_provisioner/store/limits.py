@@ -96,11 +96,9 @@ SELECT coalesce(sum(coalesce(price, $6::numeric) * greatest(0, seconds) * units 
     (coalesce(sum(units) FILTER (WHERE coalesce(price, $6::numeric) IS NULL), 0))::int AS unpriced,
     min(leaves) FILTER (WHERE coalesce(price, $6::numeric) > 0) AS leaves
 FROM machines"""
-FORGOTTEN: Final = Statement(
-    sa.select(L.forgotten_at, L.forgotten_launches, L.forgotten_spend).where(
-        L.scope == sa.bindparam("scope"), L.scope_id == sa.bindparam("scope_id"), L.forgotten_at.is_not(None)
-    )
-)
+FORGOTTEN: Final = """
+SELECT forgotten_at, forgotten_launches, forgotten_spend FROM launch_limit
+WHERE scope = $1 AND scope_id = $2 AND forgotten_at IS NOT NULL"""
 LIFECYCLE: Final = f"CASE c.settings ->> 'lifecycle' WHEN '{SPOT}' THEN '{SPOT}' ELSE '{ON_DEMAND}' END"
 WAITING_UNITS: Final = f"""
 SELECT a.provider, c.region, c.instance_type, {LIFECYCLE} AS lifecycle,
@@ -226,7 +224,7 @@ async def usage(db: Connection, limit: Limit, tariff: Tariff, at: Clock, *, wait
         spend, unpriced = row["spend"], row["unpriced"]
         if row["leaves"] is not None:
             spend_free_at = leaves_at(row["leaves"], tariff.day_seconds, downtimes=at.downtimes)
-    forgotten = await db.fetchrow(FORGOTTEN.text, *FORGOTTEN.arguments(scope=limit.scope, scope_id=limit.scope_id))
+    forgotten = await db.fetchrow(FORGOTTEN, limit.scope, limit.scope_id)
     free_at = None
     if forgotten is not None and forgotten["forgotten_at"] > hour:
         launches += forgotten["forgotten_launches"]

@@ -20,9 +20,7 @@ REGISTERED: Final = "registered"
 # Reason of a mark: the last planning of its pool failed. Marks that another planner has locked are skipped, since that
 # planner is deciding for the pool.
 FAILED: Final = "failed"
-FAILED_BEFORE: Final = Statement(
-    sa.select(sa.exists().where(dirty_pool.c.pool_id == sa.bindparam("pool_id"), dirty_pool.c.reason == FAILED))
-)
+FAILED_BEFORE: Final = f"SELECT EXISTS (SELECT FROM dirty_pool WHERE pool_id = $1 AND reason = '{FAILED}')"
 REQUEUE: Final = """
 WITH due AS (
     DELETE FROM dirty_pool WHERE id IN (
@@ -49,6 +47,6 @@ async def requeue(db: Connection, pool_id: str) -> None:
 
 async def postpone(tx: Connection, pool_id: str, after_seconds: float) -> bool:
     """Postpone the marks of a pool whose planning failed. False if the previous planning had failed too."""
-    failed_before: bool = await tx.fetchval(FAILED_BEFORE.text, *FAILED_BEFORE.arguments(pool_id=pool_id))
+    failed_before: bool = await tx.fetchval(FAILED_BEFORE, pool_id)
     await tx.execute(POSTPONE, pool_id, after_seconds)
     return not failed_before
