@@ -3,12 +3,13 @@
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import uvicorn
 from fastapi import Depends, FastAPI
 
 from slipway_common.base.clock import utc_now
-from slipway_common.base.settings import from_environment
+from slipway_common.base.settings import EnvironmentSettings, from_environment
 from slipway_common.observability.telemetry import configure_logs
 from slipway_common.web import access
 from slipway_common.web.paths import PathAsSent
@@ -18,11 +19,21 @@ from slipway_local.ec2.history import History
 from slipway_local.ec2.machines import Machines
 from slipway_local.ec2.moto import Moto
 from slipway_local.ec2.runtime import StandIn
-from slipway_local.ec2.settings import Settings
 from slipway_local.servers.ports import free_ports
 from slipway_simulator.fact_file import FactFile
 from slipway_simulator.http.dropping import DroppableProtocol
 from slipway_simulator.main import KEEP_ALIVE_SECONDS, STOP_SECONDS
+
+
+class Settings(EnvironmentSettings):
+    """Settings of the stand-in. Everything about a run is part of its scenario."""
+
+    host: str = "127.0.0.1"
+    port: int = 7305
+    # Ledger file. A run cannot be continued, because moto persists nothing.
+    ledger: Path = Path("ec2.jsonl")
+    # Folder of moto's log, and of a folder per machine with its console.
+    folder: Path = Path("ec2")
 
 
 def build(settings: Settings) -> FastAPI:

@@ -34,7 +34,6 @@ from slipway_terraform.plugins import control
 from slipway_terraform.plugins.digests import Digests
 from slipway_terraform.plugins.folders import SocketFolders
 from slipway_terraform.plugins.process import PluginProcess
-from slipway_terraform.plugins.sampling import sample
 
 START_SECONDS: Final = 60.0
 # Between the steps of a stop: request, SIGTERM, SIGKILL.
@@ -202,7 +201,7 @@ class RunningPlugin:
         return not await self._runner.is_unchanged(self._spec)
 
     def sample(self) -> Sample:
-        return sample(self._process.pid)
+        return _sample(self._process.pid)
 
 
 def environment(spec: ProviderSpec, folder: Path) -> dict[str, str]:
@@ -275,4 +274,16 @@ def _not_executed(spec: ProviderSpec, error: Exception) -> ProviderStartError:
         f"{_named(spec)}: cannot execute {spec.binary}: {os.strerror(number) if number else error}; "
         + ("retry later" if passing else "check that it is an executable for this machine"),
         retryable=passing,
+    )
+
+
+def _sample(pid: int) -> Sample:
+    """Resident memory and CPU time of a process so far, from Linux's /proc; zeros if it is gone, or without /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+    except OSError:
+        return Sample(memory_bytes=0, cpu_seconds=0.0)
+    return Sample(
+        memory_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+        cpu_seconds=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
     )
