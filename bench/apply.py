@@ -10,7 +10,6 @@ writes bench/results/apply.json.
 import asyncio
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,13 +27,13 @@ from bench.spread import Spread, spread
 from slipway_client.cli.declarations import Declarations
 from slipway_client.transport.http import Api, path
 from slipway_common.base.ids import hash_secret, new_secret
-from slipway_common.base.process.guard import guard
 from slipway_common.database import migrate, postgres
 from slipway_common.messaging import topic_admin
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Service, Supervisor, http_ready, run
+from tests.support.folders import disk_folder
 from tests.support.harness import until
 
 POOLS: Final = 2_000
@@ -224,9 +223,7 @@ async def measure(supervisor: Supervisor) -> int:
     """Measure several rounds on embedded servers."""
     pools = int(os.environ.get("POOLS", POOLS))
     before = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        guard().remove(folder)
+    with disk_folder("slipway-bench-") as folder:
         server, kafka = EmbeddedPostgres(folder / "postgres"), EmbeddedKafka(folder / "kafka")
         print("starting Apache Kafka and PostgreSQL …", flush=True)
         await supervisor.start(server, kafka)
@@ -241,11 +238,10 @@ async def measure(supervisor: Supervisor) -> int:
             for phase in PHASES:
                 longest[phase].append(one.longest(samples, phase))
         await supervisor.stop()
-    load = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
     spreads = {step: spread(values) for step, values in seconds.items() if step != "nothing"}
     results = Results(
         command=f"make bench-apply POOLS={pools}",
-        on=surroundings() | {"load": load, "rounds": ROUNDS},
+        on=surroundings(before) | {"rounds": ROUNDS},
         pools=pools,
         **spreads,
         ratio=round(spreads["first_changes"].median / spreads["plain_insert"].median, 1),

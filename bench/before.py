@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -23,9 +22,9 @@ import msgspec
 
 from bench import committed
 from bench.claims import report as report_claims
-from slipway_common.base.process.guard import guard
 from slipway_local.servers.child import Child
 from slipway_local.servers.supervisor import Supervisor, run
+from tests.support.folders import disk_folder
 
 ROOT: Final = Path(__file__).parents[1]
 ROUNDS: Final = 7
@@ -198,9 +197,7 @@ async def measure(_: Supervisor) -> int:
         print(f"expected BEFORE=COMMIT, ONLY= some of {known}, and ROUNDS of at least 1", file=sys.stderr)
         return 2
     benchmarks = chosen(only)
-    with tempfile.TemporaryDirectory(prefix="slipway-before-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        guard().remove(folder)
+    with disk_folder("slipway-before-") as folder:
         trees = {"before": folder / "tree", "after": ROOT}
         try:
             check_out(commit, trees["before"])

@@ -8,9 +8,7 @@ import logging
 import os
 import platform
 import sys
-import tempfile
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -20,12 +18,12 @@ from bench import committed, decode, hop_latency, replay
 from bench.decode import Decoding
 from bench.hop_latency import HopLatency
 from bench.replay import Replay
-from slipway_common.base.process.guard import guard
 from slipway_local.servers.jars import kafka_version, locked_jars
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run
 from tests.support import harness
+from tests.support.folders import disk_folder
 
 LIBRARIES: Final = ("msgspec", "aiokafka", "faststream", "asyncpg")
 
@@ -45,9 +43,7 @@ async def measure(supervisor: Supervisor) -> int:
     before = os.getloadavg()[0]
     print("decoding …", flush=True)
     decoding = decode.measure()
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        guard().remove(folder)
+    with disk_folder("slipway-bench-") as folder:
         servers = EmbeddedKafka(folder / "kafka"), EmbeddedPostgres(folder / "postgres")
         print("starting Apache Kafka and PostgreSQL …", flush=True)
         await supervisor.start(*servers)
@@ -60,21 +56,21 @@ async def measure(supervisor: Supervisor) -> int:
         async with harness.new_place(servers) as place:
             replayed = await replay.measure(place)
         await supervisor.stop()
-    # Load average of the last minute, since other work on the machine changes latencies.
-    load = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
-    on = surroundings() | {"postgres": postgres, "load": load}
+    on = surroundings(before) | {"postgres": postgres}
     results = Results(command="make bench-events", on=on, decode=decoding, hop=hopping, replay=replayed)
     committed.write_json(os.environ, "events.json", results)
     return report(results)
 
 
-def surroundings() -> dict[str, Any]:
-    """Versions and core count, as every benchmark records them."""
+def surroundings(before: float) -> dict[str, Any]:
+    """Versions, core count and load averages, `before` the benchmark and now, as every benchmark records them: other
+    work on the machine changes the figures."""
     return {
         "python": platform.python_version(),
         **{name: version(name) for name in LIBRARIES},
         "kafka": kafka_version(locked_jars()),
         "cores": os.cpu_count(),
+        "load": f"{before:.1f} before, {os.getloadavg()[0]:.1f} after",
     }
 
 

@@ -11,12 +11,10 @@ import asyncio
 import contextlib
 import os
 import sys
-import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -28,7 +26,6 @@ from bench.decision import cell as cells
 from bench.decision.cell import LIMIT, SOURCE, Cell
 from bench.events import surroundings
 from slipway_common.base.ids import new_id
-from slipway_common.base.process.guard import guard
 from slipway_common.database import migrate, postgres
 from slipway_common.events.scopes import image_key
 from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
@@ -37,6 +34,7 @@ from slipway_local.servers.supervisor import Supervisor, run
 from slipway_provisioner.domain.workers import calling, claimed, launched, registered
 from slipway_provisioner.loops.plan import Planner, wake_waiting
 from slipway_provisioner.store import pools, workers
+from tests.support.folders import disk_folder
 from tests.support.provisioner import PASSED, SERVICE, Provisioner, weight
 
 POOLS: Final = 1_000
@@ -168,7 +166,7 @@ async def play(provisioner: Provisioner, *, pools_: int, window: int, rng: Rando
             await wake_waiting(database, calculator_unavailable_seconds=lambda: 0.0)
             woken.set()
 
-    cloud, began = Cloud(provisioner, window, rng), time.monotonic()
+    cloud, began, before = Cloud(provisioner, window, rng), time.monotonic(), os.getloadavg()[0]
     loops = [asyncio.create_task(plan()), asyncio.create_task(wake())]
     try:
         while len(cloud.starts) < pools_ or min(cloud.starts.values()) < STARTS:
@@ -186,7 +184,7 @@ async def play(provisioner: Provisioner, *, pools_: int, window: int, rng: Rando
     counts = [cloud.starts.get(f"team/{number}", 0) for number in range(pools_)]
     return Results(
         command=command,
-        on=surroundings(),
+        on=surroundings(before),
         seconds=round(time.monotonic() - began, 1),
         starts_min=min(counts),
         starts_max=max(counts),
@@ -201,9 +199,8 @@ async def play(provisioner: Provisioner, *, pools_: int, window: int, rng: Rando
 async def prepared(supervisor: Supervisor, pools_: int, window: int) -> AsyncIterator[tuple[Provisioner, str]]:
     """A provisioner on a new database, and its URL: dirty pools of one image with this boot window, without machines,
     each of which needs more than it ever gets."""
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-", ignore_cleanup_errors=True) as name:
-        guard().remove(Path(name))
-        server = EmbeddedPostgres(Path(name) / "postgres")
+    with disk_folder("slipway-bench-") as folder:
+        server = EmbeddedPostgres(folder / "postgres")
         await supervisor.start(server)
         url = await server.create_database("bench")
         await migrate.upgrade(url, SERVICE)
@@ -223,12 +220,10 @@ async def prepared(supervisor: Supervisor, pools_: int, window: int) -> AsyncIte
 
 async def measure(supervisor: Supervisor, *, pools_: int, window: int, seed: int) -> int:
     """Prepare a database, and play on it."""
-    before = os.getloadavg()[0]
     command = f"make bench-fair POOLS={pools_} WINDOW={window} SEED={seed}"
     print(f"{pools_:,} pools of one image with a boot window of {window}; SEED={seed} …", flush=True)
     async with prepared(supervisor, pools_, window) as (provisioner, _):
         found = await play(provisioner, pools_=pools_, window=window, rng=Random(seed), command=command)
-    found.on["load"] = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
     committed.write_json(os.environ, "fair.json", found)
     print(f"{found.freed} starts ended in {found.seconds:g} s, {found.decisions} decisions, on {found.on}")
     print(f"starts per pool {found.starts_min} to {found.starts_max}; at most {found.level} boots in progress")

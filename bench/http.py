@@ -10,12 +10,10 @@ the approximate time of the measurements.
 import asyncio
 import os
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
-from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
@@ -28,10 +26,10 @@ from bench.leases.bench.http_client import HttpClient
 from bench.spread import Spread, spread
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import hash_secret
-from slipway_common.base.process.guard import guard
 from slipway_local.demo.deployment import Deployment
 from slipway_local.servers.supervisor import Supervisor, run
 from slipway_provisioner.domain.registration import batch_secret
+from tests.support.folders import disk_folder
 from tests.support.harness import until
 
 SECONDS: Final = 20.0
@@ -164,9 +162,8 @@ def declaration(url: str) -> dict[str, Any]:
 @asynccontextmanager
 async def deployed(supervisor: Supervisor) -> AsyncIterator[tuple[Deployment, list[tuple[str, str]]]]:
     """The whole system with all machines launched; batch and instance of each."""
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-", ignore_cleanup_errors=True) as name:
-        guard().remove(Path(name))
-        deployment = Deployment(supervisor, Path(name), speed=1.0, seconds=TIMES)
+    with disk_folder("slipway-bench-") as folder:
+        deployment = Deployment(supervisor, folder, speed=1.0, seconds=TIMES)
         try:
             await deployment.start()
             await deployment.call("POST", "simulator", "/scenario", SCENARIO)
@@ -256,9 +253,8 @@ async def measure(supervisor: Supervisor) -> int:
                 async with connected(deployment, service, tokens) as clients:
                     rates[name].append(await per_second(clients, send, seconds / ROUNDS / len(works), most))
         bare = {name: BARE[service] for name, (service, _, _) in works.items()}
-    load = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
     results = Results(
-        command=f"make bench-http SECONDS={seconds:g}", on=surroundings() | {"load": load}, rates=_rates(rates, bare)
+        command=f"make bench-http SECONDS={seconds:g}", on=surroundings(before), rates=_rates(rates, bare)
     )
     committed.write_json(os.environ, "http.json", results)
     return report(results)

@@ -9,21 +9,19 @@ exits with 1 if one is false. LIVES=25,50,100,200.
 
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import linear_regression
 from typing import Final
 
 import structlog
 
 from bench.claims import report as report_claims
-from slipway_common.base.process.guard import guard
 from slipway_common.events.lease import LeaseRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run
 from slipway_provisioner.store import workers
+from tests.support.folders import disk_folder
 from tests.support.harness import make_template
 from tests.support.provisioner import Provisioner, after, declared, provisioner_on, report
 
@@ -121,9 +119,7 @@ def fitted(lives: Sequence[int], counts: Sequence[Mapping[str, float]]) -> dict[
 
 async def measure(supervisor: Supervisor, *, lives: Sequence[int]) -> int:
     """Play all numbers of lives on an embedded server."""
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        guard().remove(folder)
+    with disk_folder("slipway-bench-") as folder:
         server = EmbeddedPostgres(folder / "postgres")
         await supervisor.start(server)
         await make_template(server)

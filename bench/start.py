@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -29,7 +28,6 @@ from bench.leases.bench import prefill
 from bench.loops.fleet import Size, fill
 from bench.own_time import waited_seconds
 from bench.publish_latency import numbered
-from slipway_common.base.process.guard import guard
 from slipway_common.database import migrate, postgres
 from slipway_common.events.topics import TOPIC_OF
 from slipway_common.messaging import topic_admin
@@ -39,6 +37,7 @@ from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Service, Supervisor, http_ready, run
+from tests.support.folders import disk_folder
 from tests.support.provisioner import weight
 
 WORKERS, RECORDS = 100_000, 100_000
@@ -148,9 +147,7 @@ async def _start(
 async def measure(supervisor: Supervisor, *, workers: int, records: int) -> int:
     """Start all services on both deployments."""
     found: dict[str, dict[str, Start]] = {}
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        guard().remove(folder)
+    with disk_folder("slipway-bench-") as folder:
         kafka, server = EmbeddedKafka(folder / "kafka"), EmbeddedPostgres(folder / "postgres")
         await supervisor.start(kafka, server)
         for service in MODULES:

@@ -9,8 +9,6 @@ import gc
 import logging
 import os
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
@@ -23,11 +21,11 @@ from bench.claims import report as report_claims
 from bench.events import surroundings
 from bench.fold import Fold
 from bench.publish_latency import PublishLatency
-from slipway_common.base.process.guard import guard
 from slipway_common.service import GARBAGE_OBJECTS
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run
+from tests.support.folders import disk_folder
 
 SECONDS: Final = 20.0
 FEW, MANY = 200, 10_000
@@ -57,9 +55,7 @@ async def measure(supervisor: Supervisor) -> int:
     before = os.getloadavg()[0]
     print("folding …", flush=True)
     folded = fold.measure(seconds / 10)
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        guard().remove(folder)
+    with disk_folder("slipway-bench-") as folder:
         postgres, kafka = EmbeddedPostgres(folder / "postgres"), EmbeddedKafka(folder / "kafka")
         await supervisor.start(postgres)
         server = await asyncpg.connect(postgres.url())
@@ -73,11 +69,9 @@ async def measure(supervisor: Supervisor) -> int:
         await supervisor.start(kafka)
         latency = await publish_latency.measure(supervisor, kafka, postgres, folder, seconds / 2)
         await supervisor.stop()
-    # Load average of the last minute, since other work on the machine changes the figures.
-    load = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
     results = Results(
         command=f"make bench-weights SECONDS={seconds:g}",
-        on=surroundings() | {"postgres": version, "load": load},
+        on=surroundings(before) | {"postgres": version},
         fold=folded,
         replays=replayed,
         publish_latency=latency,

@@ -15,11 +15,9 @@ import asyncio
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -35,10 +33,10 @@ from bench.decision.deployed import Deployed
 from bench.decision.load import Change, Reporter
 from bench.events import surroundings
 from slipway_common.base.clock import utc_now
-from slipway_common.base.process.guard import guard
 from slipway_local.servers.supervisor import Supervisor, run
 from tests.e2e.windows import work_of
 from tests.support import harness
+from tests.support.folders import disk_folder
 from tests.support.provisioner import SERVICE
 
 POOLS: Final = 2_000
@@ -88,17 +86,12 @@ async def measure(supervisor: Supervisor, arguments: Arguments) -> int:
     """Measure on a new deployment."""
     before = os.getloadavg()[0]
     print(f"starting everything with {arguments.cell}; SEED={arguments.seed} …", flush=True)
-    # On the disk: in memory a commit would cost nothing, and a decision many of them.
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        guard().remove(folder)
+    with disk_folder("slipway-bench-") as folder:
         async with deployed.deployed(supervisor, folder, arguments.cell) as there:
             if arguments.processes > 1:
                 there.names += await there.deployment.replicate(SERVICE, arguments.processes - 1)
             found = await (saturated(there, arguments) if arguments.saturated else loaded(there, arguments))
-    found = msgspec.structs.replace(
-        found, on=surroundings() | {"load": f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"}
-    )
+    found = msgspec.structs.replace(found, on=surroundings(before))
     committed.write_json(os.environ, arguments.file, found)
     if isinstance(found, figures.Saturated):
         print(f"{found.decisions} decisions in {arguments.seconds} s on {found.on}")

@@ -12,11 +12,9 @@ them, ROUNDS=3 are counted after a warm-up, SEED=1 gives the order of the sides,
 import asyncio
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -29,13 +27,13 @@ from bench.ec2.figures import Comparison, Played, Results
 from bench.ec2.side import CALL_SECONDS, IMAGE, Cell, Sample
 from bench.events import surroundings
 from bench.sides import Side, started
-from slipway_common.base.process.guard import guard
 from slipway_common.database import migrate
 from slipway_local.ec2.scenario import RUN, TERMINATE
 from slipway_local.ec2.server import EmbeddedEc2
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run
 from tests.support.ec2 import AT_ONCE
+from tests.support.folders import disk_folder
 from tests.support.provisioner import SERVICE
 
 # The stand-in takes most of the time of a round: it creates and ends each machine in moto.
@@ -72,9 +70,7 @@ class Cloud:
 async def measure(supervisor: Supervisor, *, cells: Mapping[str, Cell], seed: int, rounds: int) -> int:
     """Play all rounds on embedded servers."""
     before = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        guard().remove(folder)
+    with disk_folder("slipway-bench-") as folder:
         server, ec2 = EmbeddedPostgres(folder / "postgres"), EmbeddedEc2(folder)
         print("starting PostgreSQL and the stand-in for EC2 …", flush=True)
         await supervisor.start(server, ec2)
@@ -92,11 +88,10 @@ async def measure(supervisor: Supervisor, *, cells: Mapping[str, Cell], seed: in
                 for name, cell in cells.items()
             }
         await supervisor.stop()
-    load = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
     sdk = {name: version(name) for name in ("aiobotocore", "moto")}
     results = Results(
         command=f"make bench-ec2 SEED={seed} ROUNDS={rounds}",
-        on=surroundings() | sdk | {"load": load, "rounds": rounds},
+        on=surroundings(before) | sdk | {"rounds": rounds},
         cells=found,
     )
     committed.write_json(os.environ, "ec2.json", results)

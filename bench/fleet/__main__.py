@@ -12,11 +12,9 @@ KEEP=1 writes bench/results/ec2-scale.json.
 import asyncio
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -30,12 +28,12 @@ from bench.fleet import figures
 from bench.fleet.parts import CALL_SECONDS, IMAGE, INSTANCE_TYPE, REGION, ZONE, Fleet, Listed, Played, Window
 from bench.sides import Side, started
 from slipway_common.base.ids import new_id
-from slipway_common.base.process.guard import guard
 from slipway_common.database import migrate
 from slipway_local.ec2.server import EmbeddedEc2
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run
 from tests.support.ec2 import AT_ONCE
+from tests.support.folders import disk_folder
 from tests.support.provisioner import SERVICE
 
 INSTANCES: Final = 10_000
@@ -80,9 +78,7 @@ async def seeded(
 async def measure(supervisor: Supervisor, *, instances: int, accounts: int, rounds: int, seed: int) -> int:
     """Play all windows on embedded servers."""
     before = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        guard().remove(folder)
+    with disk_folder("slipway-bench-") as folder:
         server, ec2 = EmbeddedPostgres(folder / "postgres"), EmbeddedEc2(folder)
         print("starting PostgreSQL and the stand-in for EC2 …", flush=True)
         await supervisor.start(server, ec2)
@@ -110,9 +106,7 @@ async def measure(supervisor: Supervisor, *, instances: int, accounts: int, roun
         raise AssertionError(f"{truth} runs, not {fleet.instances} instances and {launched} launched ones")
     found = figures.results(
         f"make ec2-scale N={instances} ACCOUNTS={accounts} ROUNDS={rounds} SEED={seed}",
-        surroundings()
-        | {"aiobotocore": version("aiobotocore")}
-        | {"load": f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"},
+        surroundings(before) | {"aiobotocore": version("aiobotocore")},
         instances=fleet.instances,
         accounts=accounts,
         beside=played["beside"],

@@ -13,10 +13,8 @@ import io
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
@@ -31,7 +29,6 @@ from bench.events import surroundings
 from bench.growth import copies, coverage, day, locks
 from bench.growth.day import Day
 from bench.growth.locks import Locks
-from slipway_common.base.process.guard import guard
 from slipway_common.database.retention import PruneLoop
 from slipway_common.events import topics
 from slipway_common.service import Service, ServiceSettings
@@ -42,6 +39,7 @@ from slipway_provisioner.loops import expire, plan, roll_out
 from slipway_weight_calculator.settings import Settings as CalculatorSettings
 from tests.simulation.deployment import SERVICES, Deployment, deployment_on
 from tests.simulation.invariants import LIMIT, MAX_CAPACITY
+from tests.support.folders import disk_folder
 
 FILE: Final = "growth.txt"
 EARLY, LATE = 4, 12
@@ -231,10 +229,9 @@ def _but(names: Sequence[str]) -> str:
 
 
 async def run(seed: int, *, full: bool) -> tuple[Found, Locks]:
-    with tempfile.TemporaryDirectory(prefix="slipway-growth-", ignore_cleanup_errors=True) as folder:
-        guard().remove(Path(folder))
+    with disk_folder("slipway-growth-") as folder:
         async with Supervisor() as supervisor:
-            server = EmbeddedPostgres(Path(folder), SERVER)
+            server = EmbeddedPostgres(folder, SERVER)
             await supervisor.start(server)
             url = await locks.create(server)
             async with asyncio.TaskGroup() as tasks:
@@ -250,7 +247,7 @@ def main(environment: Mapping[str, str]) -> int:
         print(f"SEED has to be a whole number: {error}", file=sys.stderr)
         return 2
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    began = time.monotonic()
+    began, before = time.monotonic(), os.getloadavg()[0]
     found, measured = uvloop.run(run(seed, full=full))
     shown = lines(found, measured)
     print(*shown, sep="\n")
@@ -260,7 +257,7 @@ def main(environment: Mapping[str, str]) -> int:
         code = report(claims(found, measured))
     command = f"make growth SEED={seed}" + (" FULL=1" if full else "")
     if (folder := committed.folder_to_write(environment, FILE)) is not None:
-        (folder / FILE).write_text("\n".join([f"$ {command}", f"on {surroundings()}", *shown, said.getvalue()]))
+        (folder / FILE).write_text("\n".join([f"$ {command}", f"on {surroundings(before)}", *shown, said.getvalue()]))
     print(said.getvalue(), end="")
     return code
 

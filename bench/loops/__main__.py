@@ -9,10 +9,8 @@ ONLY=expire,reap for some loops.
 
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from random import Random
 from statistics import fmean, median
 from typing import Any, Final
@@ -25,9 +23,9 @@ from bench.events import surroundings
 from bench.loops.cost import commit_seconds, cpu_seconds
 from bench.loops.fleet import Size, fill
 from bench.loops.work import WORK, Work, clean, make_due
-from slipway_common.base.process.guard import guard
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run
+from tests.support.folders import disk_folder
 from tests.support.provisioner import Provisioner
 
 WORKERS, SMALL, UNITS, ROUNDS, SEED = 100_000, 1_000, 20, 5, 1
@@ -87,9 +85,7 @@ async def measure(supervisor: Supervisor, options: Options) -> int:
     """Fill both fleets, then measure all rounds."""
     works = [work for work in WORK if not options.only or work.loop in options.only]
     before = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        guard().remove(folder)
+    with disk_folder("slipway-bench-") as folder:
         server = EmbeddedPostgres(folder / "postgres", {"autovacuum": "off", "synchronous_commit": "off"})
         await supervisor.start(server)
         cells = []
@@ -107,8 +103,7 @@ async def measure(supervisor: Supervisor, options: Options) -> int:
             await cell.provisioner.stop()
             await cell.provisioner.database.close()
         await supervisor.stop()
-    load = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
-    print(f"\nmedians of {options.rounds} rounds, in plain commits, on {surroundings() | {'load': load}}")
+    print(f"\nmedians of {options.rounds} rounds, in plain commits, on {surroundings(before)}")
     return report(_judged(cells))
 
 

@@ -64,9 +64,8 @@ async def measure(wanted: Sequence[Size], command: str, file: str) -> int:
             await aws.server.reset()
             cells.append(await played(cell, aws))
             print(figures.line(cells[-1]), flush=True)
-    load = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
     versions = {"terraform": packages.TERRAFORM.version, "provider": f"{packages.AWS.source} {packages.AWS.version}"}
-    results = Results(command=command, on=surroundings() | versions | {"load": load}, cells=cells)
+    results = Results(command=command, on=surroundings(before) | versions, cells=cells)
     committed.write_json(os.environ, file, results)
     print("", *figures.lines(results), sep="\n")
     return report(figures.claims(results, Policy().max_processes))

@@ -217,7 +217,7 @@ async def soak(seconds: float, pause_seconds: float, command: str) -> int:
     begin, end = growth(samples, seconds)
     results = Results(
         command=command,
-        on=surroundings() | {"load": f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"},
+        on=surroundings(before),
         seconds=seconds,
         runs=dict(soaked.runs),
         failures=soaked.failures,

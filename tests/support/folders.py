@@ -22,9 +22,15 @@ ROOM_BYTES: Final = 4 * 2**30
 @contextlib.contextmanager
 def temporary_folder(prefix: str = "slipway-") -> Iterator[Path]:
     """A folder that is removed afterwards, even if this process is killed."""
+    with disk_folder(prefix, MEMORY if room_bytes() >= ROOM_BYTES else None) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def disk_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """The same on the disk, for what measures commits: in memory they would cost nothing."""
     from slipway_common.base.process.guard import guard
 
-    parent = MEMORY if room_bytes() >= ROOM_BYTES else None
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
         guard().remove(Path(name))
         yield Path(name)

@@ -20,7 +20,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -28,10 +27,10 @@ from typing import Final
 import msgspec
 
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.base.process.guard import guard
 from slipway_local.servers.child import Child
 from slipway_local.servers.supervisor import Supervisor
 from slipway_local.servers.supervisor import run as run_supervised
+from tests.support.folders import disk_folder
 
 ROOT: Final = Path(__file__).parents[2]
 DOCUMENTS: Final = ("README.md", "docs/guides/*.md")
@@ -384,9 +383,8 @@ async def read(root: Path, documents: Sequence[Path], place: Path) -> list[Outco
 
 async def main(_: Supervisor) -> int:
     documents = [path for pattern in DOCUMENTS for path in sorted(ROOT.glob(pattern))]
-    with tempfile.TemporaryDirectory(prefix="slipway-readme-", ignore_cleanup_errors=True) as place:
-        guard().remove(Path(place))
-        outcomes = await read(ROOT, documents, Path(place))
+    with disk_folder("slipway-readme-") as place:
+        outcomes = await read(ROOT, documents, place)
     good = sum(not outcome.problem for outcome in outcomes)
     print(f"{good} of {len(outcomes)}")
     return 0 if outcomes and good == len(outcomes) else 1

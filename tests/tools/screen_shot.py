@@ -12,7 +12,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -27,6 +26,7 @@ from slipway_local.servers.child import until
 from slipway_local.servers.supervisor import Supervisor
 from tests.drills.declared import Account, Pool, declaration
 from tests.drills.harness import Harness, add_tasks
+from tests.support.folders import disk_folder
 from tests.tools.picture import svg
 
 ROOT: Final = Path(__file__).parents[2]
@@ -333,9 +333,7 @@ def main() -> int:
     if shutil.which("tmux") is None:
         print("screen-shot needs tmux: apt-get install tmux, or brew install tmux", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory(prefix="slipway-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        guard().remove(folder)
+    with disk_folder("slipway-") as folder:
         tmux = Tmux(folder)
         try:
             found = asyncio.run(shoot(tmux, folder))

@@ -11,8 +11,6 @@ import gc
 import logging
 import os
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -28,11 +26,11 @@ from bench.leases.bench.pairs import STEADY_SECONDS, KafkaPool, Pairs, measured,
 from bench.leases.bench.system import SERVICE, System, commits_per_second
 from bench.spread import Spread, spread
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.base.process.guard import guard
 from slipway_common.events.lease import LeaseGranted
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run
+from tests.support.folders import disk_folder
 
 SECONDS: Final = 20.0
 ROUNDS: Final = 3
@@ -90,9 +88,7 @@ async def measure(supervisor: Supervisor) -> int:
     """Run all measurements on embedded servers."""
     seconds = float(os.environ.get("SECONDS", SECONDS))
     before = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        guard().remove(folder)
+    with disk_folder("slipway-bench-") as folder:
         kafka, server = EmbeddedKafka(folder / "kafka"), EmbeddedPostgres(folder / "postgres")
         print("starting Apache Kafka, PostgreSQL and a lease-broker …", flush=True)
         await supervisor.start(kafka, server)
@@ -132,11 +128,9 @@ async def measure(supervisor: Supervisor) -> int:
             restart = await _restart(supervisor, system, client)
         await system.database.close()
         await supervisor.stop()
-    # Load average of the last minute, since other work on the machine changes the figures.
-    load = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
     results = Results(
         command=f"make bench-leases SECONDS={seconds:g}",
-        on=surroundings() | {"postgres": version, "load": load},
+        on=surroundings(before) | {"postgres": version},
         commits_per_second=commits,
         pairs=found,
         held=held,
