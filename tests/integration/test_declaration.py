@@ -653,7 +653,10 @@ def serving(*configs: str, **changes: Any) -> dict[str, Any]:
 
 
 IN_USE: Final[dict[str, tuple[dict[str, Any], list[str]]]] = {
-    "no maximum": (serving("zone-a", "zone-b", max_capacity=0), [f"{FALLS} 0: 3 workers of 3 stop after their tasks"]),
+    "no maximum": (
+        serving("zone-a", "zone-b", max_capacity=0),
+        [f"{FALLS} 0: 3 of 3 workers will leave once idle"],
+    ),
     "less than half": (serving("zone-a", "zone-b", max_capacity=49), [f"{FALLS} 49: 3 workers stay"]),
     "half": (serving("zone-a", "zone-b", max_capacity=50), []),
     "observe": (
@@ -712,7 +715,7 @@ async def test_the_maximum_of_a_used_launch_config_is_guarded(provisioner: Provi
     with pytest.raises(ConfirmationRequired) as refused:
         await provisioner.declare(body, confirm="")
     (danger,) = refused.value.dangers
-    assert danger == "launch config zone-a: the maximum falls from 100 to 0: 3 workers of 3 stop after their tasks"
+    assert danger == "launch config zone-a: the maximum falls from 100 to 0: 3 of 3 workers will leave once idle"
 
 
 # History and audit

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from slipway_common.events.lease import LeaseRequested
-from slipway_common.events.worker import WorkerRequested, WorkerStopping
+from slipway_common.events.worker import WorkerRequested, WorkerStopped, WorkerStopping
 from tests.support.provisioner import Provisioner, after, declared, report
 
 WORKERS: Final = 10
@@ -195,3 +195,14 @@ async def test_a_pool_that_only_observes_records_surplus(provisioner: Provisione
     assert await provisioner.states() == {"running": WORKERS}
     details = await provisioner.database.fetchval("SELECT details FROM decision ORDER BY at DESC, id DESC LIMIT 1")
     assert details["lasting_surplus"] == 7
+
+
+async def test_a_cancelled_worker_says_why_it_was_not_launched(provisioner: Provisioner) -> None:
+    """The numbers of the decision are not about one worker."""
+    await provisioner.requested(3)
+    await provisioner.demand(report(1, at=1))
+    await provisioner.plan()
+    reasons = [each.reason for each in await provisioner.published(WorkerStopped)]
+    assert reasons == ["more workers than wanted"] * 2
+    decided = "SELECT count(*) FROM decision WHERE details ->> 'reason' = '2 cancelled: more workers than wanted'"
+    assert await provisioner.database.fetchval(decided) == 1

@@ -97,7 +97,7 @@ def test_a_lowered_maximum_is_reached_at_once() -> None:
     idle_ones = [idle("i1", 20), idle("i2", 10)]
     made = plan(crowd(10, max_capacity=4, idle=idle_ones, busy=busy(*(f"w{n}" for n in range(8)))))
     assert left(made) == (["i1", "i2"], ["w0", "w1", "w2", "w3"], [])
-    assert made.details["reason"] == "0 cancelled, 2 stopping, 4 to leave after their tasks: more workers than wanted"
+    assert made.details["reason"] == "2 stopping, 4 to leave after their tasks: more workers than wanted"
     assert made.details["code"] == "surplus"
 
 

@@ -18,6 +18,7 @@ from slipway_provisioner.domain.fairness import Wait
 from slipway_provisioner.domain.headroom import Launch
 from slipway_provisioner.domain.planning import Plan
 from slipway_provisioner.domain.pool import Observed
+from slipway_provisioner.domain.reasons import Code
 from slipway_provisioner.domain.roll_out import draining_reason
 from slipway_provisioner.domain.workers import UNWANTED, Change, Worker, cancelled, marked, requested, stopping_idle
 from slipway_provisioner.store import decisions, leases, pools, usage, waiting, workers
@@ -43,7 +44,8 @@ async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime)
         await freeze_for(tx, pool_id, plan.freeze, tasks=plan.details["tasks"], now=now)
     await _mark(tx, plan.unmark, leave=False)  # before anything is launched in place of their workers
     if plan.cancel:
-        await cancel(tx, plan.cancel, plan.details["reason"], now)
+        reason = UNWANTED if plan.details["code"] == Code.SURPLUS else plan.details["reason"]
+        await cancel(tx, plan.cancel, reason, now)
     await _stop(tx, observed, plan, now)
     await _mark(tx, plan.mark, leave=True)
     await ageing.alert(tx, observed, plan.ageing)

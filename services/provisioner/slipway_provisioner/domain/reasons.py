@@ -56,8 +56,8 @@ def no_room(missing: int, fleet: Fleet) -> DecisionReason:
 def scaling_down(*, cancelled: int, stopping: int, marked: int, drained: int, aged: Ageing) -> DecisionReason:
     """Reason of a pool that needs no more workers."""
     if cancelled or stopping or marked:
-        parts = [f"{cancelled} cancelled, {stopping} stopping"] if cancelled or stopping else []
-        parts += [f"{marked} to leave after their tasks"] if marked else []
+        numbers = {"cancelled": cancelled, "stopping": stopping, "to leave after their tasks": marked}
+        parts = [f"{number} {what}" for what, number in numbers.items() if number]
         return DecisionReason(Code.SURPLUS, f"{', '.join(parts)}: more workers than wanted")
     if drained:
         return DecisionReason(Code.DRAINING, f"{drained} stopping: idle workers of draining revisions")
