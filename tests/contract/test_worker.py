@@ -542,7 +542,7 @@ async def test_two_jobs_at_once(scene: Scene) -> None:
     get pool and source in their environment, and no task of another agent."""
     await scene.provisioner.database.execute("UPDATE worker SET task_slots = 2")
     script = (
-        f"{HOOK} claimed --task long; {HOOK} claimed --task short --source other; {HOOK} idle; echo unnamed $?; "
+        f"{HOOK} claimed long; {HOOK} claimed short --source other; {HOOK} idle; echo unnamed $?; "
         f"SLIPWAY_TASK_ID=short {HOOK} idle; echo ended $?; env | sort; "
         f"until [ -e $0/go ]; do sleep 0.02; done; {HOOK} idle"
     )

@@ -143,8 +143,9 @@ def hooks() -> None:
 @hook.command("claimed")
 def hook_claimed(
     task: Annotated[
-        str, typer.Option("--task", metavar="ID", envvar="SLIPWAY_TASK_ID", help="Id of the job in its queue")
-    ],
+        str, typer.Argument(metavar="TASK", envvar="SLIPWAY_TASK_ID", help="Id of the job in its queue")
+    ] = "",
+    option: Annotated[str, typer.Option("--task", metavar="ID", hidden=True, help="TASK, for earlier hooks")] = "",
     source: Annotated[
         str,
         typer.Option(metavar="NAME", envvar="SLIPWAY_SOURCE", help="Queue of the job [default: as wrap sets it]"),
@@ -157,11 +158,11 @@ def hook_claimed(
 
     \b
     Example:
-      slipway-worker hook claimed --task "$JOB_ID"
+      slipway-worker hook claimed "$JOB_ID"
 
     Exit codes: 0 reported, 1 not accepted, 2 no wrap is running.
     """
-    _report({"hook": "claimed", "task_id": task, "source": source})
+    _report({"hook": "claimed", "task_id": option or task, "source": source})
 
 
 @hook.command("idle")
@@ -172,7 +173,8 @@ def hook_idle(
 ) -> None:
     """Report that a job has ended
 
-    Without TASK it is the only one. If several run, none of them ends, and the hook says so.
+    Without TASK it is the only one. If several run, none of them ends, and the hook says so and exits with 0, since the
+    job did not fail.
 
     \b
     Example:

@@ -16,6 +16,8 @@ from slipway_common.observability.telemetry import logger
 LOG = logger(__name__)
 BODY_BYTES_MAX: Final = 1_000_000
 # Raised for text that JSON allows but no column can store.
+BY_VALIDATOR: Final = "Value error, "
+"""What pydantic writes before the message of a validator."""
 UNSTORABLE: Final = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
 
 
@@ -92,7 +94,10 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _(_: Request, error: RequestValidationError) -> JSONResponse:
-        errors = [{"where": "/".join(map(str, problem["loc"])), "reason": problem["msg"]} for problem in error.errors()]
+        errors = [
+            {"where": "/".join(map(str, problem["loc"])), "reason": problem["msg"].removeprefix(BY_VALIDATOR)}
+            for problem in error.errors()
+        ]
         first = f"{errors[0]['where']}: {errors[0]['reason']}" if errors else ""
         return _answer(Problem(422, "invalid-request", "The request is not valid", first, errors=errors))
 
