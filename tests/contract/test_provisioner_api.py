@@ -72,6 +72,8 @@ async def test_sources(provisioner: Provisioner, tmp_path: Path) -> None:
     await provisioner.demand(report(5, 2, at=5))
     async with administrator(provisioner, tmp_path, ["demand:write:linux"]) as client:
         body = {"pending": 1, "observed_at": after(9).isoformat(), "source": "a/b", "valid_for_seconds": 60}
+        refused = (await client.put("/pools/linux/demand", json=body | {"observed_at": 1764000000})).json()
+        assert refused["detail"].startswith("body/observed_at: must be a timestamp such as")
         assert (await client.put("/pools/linux/demand", json=body)).json() == {"stored": True}
     await provisioner.set_clock(100)
     ab, q = (await read(provisioner, "/demand?pool=linux"))["items"]

@@ -213,6 +213,7 @@ def test_service_that_is_not_there_is_named_with_its_setting() -> None:
     answer = slipway("apply", EXAMPLE)
     assert answer.exit_code == 1
     assert f"the lease-broker at {NOWHERE} is unavailable" in answer.stderr
+    assert "; a demo writes its own to .slipway/env" in answer.stderr
     assert "--lease-broker or SLIPWAY_LEASE_BROKER_URL" in answer.stderr
 
 

@@ -414,7 +414,7 @@ def test_events_tail_refuses_invalid_options(wrong: tuple[str, ...]) -> None:
 def test_events_tail_without_kafka_prints_a_remedy() -> None:
     answer = slipway("events", "tail")
     assert (answer.exit_code, answer.stdout) == (1, "")
-    assert answer.stderr.startswith("Kafka at 127.0.0.1:1 is unavailable: ")
+    assert answer.stderr.startswith("Kafka at 127.0.0.1:1 is unavailable: no server answers there\nCheck ")
     assert "its address in --kafka or KAFKA" in answer.stderr
 
 

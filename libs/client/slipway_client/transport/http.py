@@ -18,6 +18,7 @@ SERVICES: Final = {
 }
 KAFKA: Final = "127.0.0.1:9092"
 PAGE_ITEMS: Final = 1_000
+DEMO: Final = "; a demo writes its own to .slipway/env"
 ADVICE: Final = {
     "no-token": "set SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN (`ps` shows a --token)",
     "unknown-token": "check SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN, and the services' tokens file",
@@ -229,7 +230,7 @@ class Api:
             if not url.startswith(("http://", "https://")):
                 raise Failed(f"{option}: {url!r} has no scheme; write http://{url}") from error
             reason = f"the {service} at {self.urls[service]} is unavailable: {error}"
-            raise Failed(f"{reason}\nCheck that it is running, and its address in {option}.") from error
+            raise Failed(f"{reason}\nCheck that it is running, and its address in {option}{DEMO}.") from error
         if answer.is_success:
             return answer
         refused = _refusal(f"the {service} at {self.urls[service]}", path, answer)

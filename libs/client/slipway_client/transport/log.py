@@ -14,9 +14,9 @@ from typing import Any, Final, Self
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaConnectionError, KafkaError
 
-from slipway_client.transport.http import Failed
+from slipway_client.transport.http import DEMO, Failed
 from slipway_common.base.errors import BadEvent
 from slipway_common.events.topics import EVENT_OF
 from slipway_common.messaging import fetched
@@ -56,6 +56,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return min(max(self.time.timestamp(), stored - CLOCK_SECONDS_MAX), stored + STORED_SECONDS)
 
 
+def unavailable(kafka: str, error: Exception) -> str:
+    """Sentence about a Kafka that cannot be used. What its client says of an address without a server is for Python."""
+    reason = "no server answers there" if isinstance(error, KafkaConnectionError) else str(error) or "timed out"
+    return f"Kafka at {kafka} is unavailable: {reason}"
+
+
 class Log:
     """Reads topics of the registry. Raises Failed if Kafka or a topic is unavailable."""
 
@@ -90,8 +96,8 @@ class Log:
             yield
         except (KafkaError, OSError, ValueError, TimeoutError) as error:
             raise Failed(
-                f"Kafka at {self.kafka} is unavailable: {str(error) or 'timed out'}\n"
-                "Check that it is running, and its address in --kafka or KAFKA; a demo writes its own to .slipway/env."
+                f"{unavailable(self.kafka, error)}\n"
+                f"Check that it is running, and its address in --kafka or KAFKA{DEMO}."
             ) from error
 
     async def open(self, topics: Sequence[str], *, last: int | None, since: datetime | None) -> None:

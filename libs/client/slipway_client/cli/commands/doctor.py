@@ -183,6 +183,7 @@ async def _from_kafka(api: Api, partitions: int | None) -> dict[str, Any]:
 
     from aiokafka.errors import KafkaError
 
+    from slipway_client.transport.log import unavailable
     from slipway_common.messaging import topic_admin
 
     topics = asyncio.ensure_future(_from_topics(api))
@@ -192,7 +193,7 @@ async def _from_kafka(api: Api, partitions: int | None) -> dict[str, Any]:
         # Missing topics hold no events, and their absence is a finding of its own.
         return found if any(line.endswith(": missing") for line in differences) else found | await topics
     except (KafkaError, OSError) as error:
-        raise Failed(f"Kafka at {api.kafka} is unavailable: {error}") from error
+        raise Failed(unavailable(api.kafka, error)) from error
     finally:
         topics.cancel()
         await asyncio.gather(topics, return_exceptions=True)
