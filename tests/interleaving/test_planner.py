@@ -157,6 +157,30 @@ async def test_a_pool_is_put_behind_others_while_it_is_planned(provisioner: Prov
     assert await provisioner.states() == {"requested": len(POOLS) + 1}
 
 
+@locking("store.functions.MARK_SHORT")
+async def test_a_launch_marks_a_pool_that_is_being_planned(provisioner: Provisioner) -> None:
+    """Its plan may be cut by usage of before the launch. The others launched all that they needed."""
+    await demanded(provisioner)
+    async with stopped_at(provisioner, "outbox", provisioner.plan_step()) as planning:
+        await provisioner.database.execute("DELETE FROM dirty_pool WHERE pool_id <> $1", POOLS[0])
+        await in_transaction(provisioner, lambda db: marks.dirty_if_short(db, POOLS, reason="worker"))
+    await planning
+    assert [row["pool_id"] for row in await provisioner.database.fetch(ORDER)] == [POOLS[0]]
+
+
+@locking("store.functions.MARK_SHORT")
+async def test_no_pool_is_planned_before_the_launch_that_marks_it_commits(provisioner: Provisioner) -> None:
+    """A planner that reads the usage of before the launch would leave the pool short, without a mark."""
+    await demanded(provisioner)
+    await provisioner.plan()
+    await provisioner.database.execute("UPDATE pool_balance SET short = true WHERE pool_id = $1", POOLS[1])
+    async with provisioner.database.acquire() as other, other.transaction():
+        await marks.dirty_if_short(other, POOLS, reason="worker")
+        await provisioner.demand(report(2, pool_id=POOLS[2], at=1))
+        assert not await provisioner.plan_step()
+    assert [row["pool_id"] for row in await provisioner.database.fetch(ORDER)] == [POOLS[1], POOLS[2]]
+
+
 async def test_what_was_decided_is_published_at_once(provisioner: Provisioner) -> None:
     """No step ends, and no time passes, before the relay is woken for the first decision."""
     planner, database = await demanded(provisioner, POOLS[0]), provisioner.database

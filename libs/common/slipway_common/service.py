@@ -89,14 +89,16 @@ class ServiceSettings(EnvironmentSettings):
 class Loop(msgspec.Struct, frozen=True):
     """Periodic work. `step(database)` does one piece and returns true if there may be more; otherwise the loop waits
     until it is woken or the tick has passed. One that is not `woken` waits for its tick: time makes its work due, and
-    hundreds of events a second would have it look for some each time. `stop` is called after the last step, to end what
-    steps have begun while the database is still connected."""
+    hundreds of events a second would have it look for some each time. One that is woken takes its next step
+    `pause_seconds` after the last one that found nothing more, so that events that come meanwhile share it. `stop` is
+    called after the last step, to end what steps have begun while the database is still connected."""
 
     name: str
     step: Callable[[Database], Awaitable[bool]]
     tick_seconds: float = 1.0
     stop: Callable[[], Awaitable[None]] | None = None
     woken: bool = True
+    pause_seconds: float = 0.0
 
 
 class Service:
@@ -342,6 +344,8 @@ class Service:
                 self.runtime.wake()
                 await asyncio.sleep(0)
                 continue
+            if loop.pause_seconds:
+                await asyncio.sleep(loop.pause_seconds)
             # Not wait_for, which in Python 3.11 loses a cancellation that comes with the wake-up.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(loop.tick_seconds):

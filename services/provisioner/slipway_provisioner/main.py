@@ -4,6 +4,7 @@ import contextlib
 import tempfile
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import Final
 
 from slipway_common.base.settings import from_environment
 from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, LEASE_LIFECYCLE, POOL_DEMAND
@@ -46,6 +47,9 @@ from slipway_provisioner.providers.port import ProviderSettings, TerraformSettin
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store.pacing import SharedBuckets
 from slipway_provisioner.store.retention import RETENTION
+
+PAUSE_SECONDS: Final = 0.1
+"""Pause of loops for which events are seldom. Only plans and launches follow each event at once."""
 
 
 def build(settings: Settings) -> Service:
@@ -102,21 +106,33 @@ def build(settings: Settings) -> Service:
                 partial(plan.wake_waiting, calculator_unavailable_seconds=calculator_unavailable),
                 woken=False,
             ),
-            Loop("resend-requests", partial(plan.resend_requests, resend_seconds=settings.resend_seconds)),
-            Loop("admit-unleased", admit_unleased),
+            Loop(
+                "resend-requests",
+                partial(plan.resend_requests, resend_seconds=settings.resend_seconds),
+                pause_seconds=PAUSE_SECONDS,
+            ),
+            Loop("admit-unleased", admit_unleased, pause_seconds=PAUSE_SECONDS),
             Loop("launch", launcher.launch_next),
-            Loop("resolve", partial(resolve.resolve_next, launcher=launcher)),
-            Loop("poll", partial(resolve.poll_next, launcher=launcher)),
-            Loop("expire", partial(expire.expire_next, settings=settings, providers=providers)),
-            Loop("terminate-instances", partial(terminate.terminate_instances, settings=settings, providers=providers)),
-            Loop(roll_out.LOOP, roll_out.roll_out_next),
+            Loop("resolve", partial(resolve.resolve_next, launcher=launcher), pause_seconds=PAUSE_SECONDS),
+            Loop("poll", partial(resolve.poll_next, launcher=launcher), pause_seconds=PAUSE_SECONDS),
+            Loop(
+                "expire",
+                partial(expire.expire_next, settings=settings, providers=providers),
+                pause_seconds=PAUSE_SECONDS,
+            ),
+            Loop(
+                "terminate-instances",
+                partial(terminate.terminate_instances, settings=settings, providers=providers),
+                pause_seconds=PAUSE_SECONDS,
+            ),
+            Loop(roll_out.LOOP, roll_out.roll_out_next, pause_seconds=PAUSE_SECONDS),
             Loop(consoles.LOOP, partial(consoles.fetch_next, settings=settings, providers=providers), woken=False),
             Loop(reap.LOOP, reap.Reaper(settings, providers).reap_due, woken=False),
             Loop("check-accounts", AccountChecks(settings, providers).step, woken=False),
             Loop("watch", Watch(unavailable, effects(settings.broker_unavailable_mode)).step, woken=False),
             Loop("sweep", sweep_next, woken=False),
             *(
-                Loop(f"work-{name}", partial(work, provider=provider), stop=provider.stop)
+                Loop(f"work-{name}", partial(work, provider=provider), stop=provider.stop, pause_seconds=PAUSE_SECONDS)
                 for name, provider in providers.items()
             ),
             Loop(

@@ -32,7 +32,9 @@ async def cut(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> 
     if not keys:
         return plan
     await usage.lock(tx, keys)
-    shared = await pools.shared(tx, observed.pool.id, observed.dirty_since, locked=keys)
+    shared = await pools.shared_locked(
+        tx, observed.pool.id, keys, dirty_since=observed.dirty_since, units=plan.units, window_max=_window_max(observed)
+    )
     return planning.cut(msgspec.structs.replace(observed, shared=shared), plan, now=now)
 
 
@@ -67,8 +69,12 @@ async def _wait(tx: Connection, observed: Observed, plan: Plan) -> None:
     if plan.waits != before:
         await waiting.record(tx, observed.pool.id, plan.waits)
     if plan.left:
-        unavailable = observed.calculator_unavailable_seconds > 0
-        await waiting.wake(tx, plan.left, window_max=windows.largest(calculator_unavailable=unavailable))
+        await waiting.wake(tx, plan.left, window_max=_window_max(observed))
+
+
+def _window_max(observed: Observed) -> int:
+    """Largest window that is trusted now."""
+    return windows.largest(calculator_unavailable=observed.calculator_unavailable_seconds > 0)
 
 
 def _requested(

@@ -55,12 +55,11 @@ class Launcher:
         async with database.acquire() as db:
             candidates = await leases.candidates(
                 db,
-                min(free, 16),
                 call_timeout_seconds=self.terms.call_timeout_seconds,
                 clock_skew_seconds=self.terms.clock_skew_seconds,
             )
         # Each start takes several statements, and may wait for locks: one after another they would queue.
-        return any(await asyncio.gather(*(self._begin(database, lease_id) for lease_id in candidates)))
+        return any(await asyncio.gather(*(self._begin(database, lease_id) for lease_id in candidates[:free])))
 
     async def _begin(self, database: Database, lease_id: str) -> bool:
         """Start a call under a lease and begin to make it; False if nothing may start under it now."""

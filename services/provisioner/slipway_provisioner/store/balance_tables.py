@@ -10,7 +10,7 @@ from slipway_provisioner.store.columns import EMPTY_OBJECT, FALSE, required
 def balance_table(metadata: MetaData) -> Table:
     """Add the table. `surplus`: registered workers beyond those wanted, by since when every plan has seen them.
     `missing_since`: since when registered workers have been missing, in a pool that may launch, and none has
-    registered; `starved`: an alert says so."""
+    registered; `starved`: an alert says so. `short`: the last plan launched fewer workers than the pool needs."""
     pool_balance = Table(
         "pool_balance",
         metadata,
@@ -18,6 +18,7 @@ def balance_table(metadata: MetaData) -> Table:
         required("surplus", JSONB, server_default=EMPTY_OBJECT),
         Column("missing_since", TIME),
         required("starved", Boolean, server_default=FALSE),
+        required("short", Boolean, server_default=FALSE),
     )
     missing_since, starved = pool_balance.c.missing_since, pool_balance.c.starved
     Index("pool_balance_missing", missing_since, postgresql_where=missing_since.is_not(None))

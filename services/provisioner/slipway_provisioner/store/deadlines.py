@@ -137,10 +137,12 @@ _SENDING_HEARTBEATS: Final = f"""(
 _OF_ACCOUNTS: Final = _SENDING_HEARTBEATS.format(given="account_id = ANY($2)")
 _UNRESPONSIVE: Final = """w.last_seen_at < slipway_clock() - w.unresponsive_seconds * interval '1 s'
     AND uptime_since(w.last_seen_at) > w.unresponsive_seconds"""
+# Bounded on both sides: of a comparison with an unknown time the server expects a third of all workers, and reads all.
+_OUT_OF_CONTACT: Final = "contact_period >= '-infinity' AND contact_period < (SELECT since FROM overdue)"
 UNRESPONSIVE_ACCOUNTS: Final = f"""
 WITH overdue AS (SELECT slipway_clock() - {shortest("unresponsive_seconds")} * interval '1 s' AS since)
 SELECT id FROM account WHERE mass_unresponsive UNION
-SELECT w.account_id FROM {_SENDING_HEARTBEATS.format(given="contact_period < (SELECT since FROM overdue)")}
+SELECT w.account_id FROM {_SENDING_HEARTBEATS.format(given=_OUT_OF_CONTACT)}
 WHERE {_UNRESPONSIVE}"""
 UNRESPONSIVE: Final = f"""
 SELECT w.id::text, w.last_seen_at FROM {_OF_ACCOUNTS} WHERE {_UNRESPONSIVE} ORDER BY w.id LIMIT 200"""

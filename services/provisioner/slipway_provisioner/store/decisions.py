@@ -62,12 +62,13 @@ decided AS (
     INSERT INTO decision (id, pool_id, launched, reason, details, at, last_at)
     SELECT $2, $1, $3, $4, $5, slipway_clock(), slipway_clock() WHERE NOT EXISTS (SELECT FROM repeated)),
 balanced AS (
-    INSERT INTO pool_balance (pool_id, surplus, missing_since) SELECT $1, $7, $8 WHERE $9
-    ON CONFLICT (pool_id) DO UPDATE SET surplus = excluded.surplus, missing_since = excluded.missing_since),
+    INSERT INTO pool_balance (pool_id, surplus, missing_since, short) SELECT $1, $7, $8, $9 WHERE $10
+    ON CONFLICT (pool_id) DO UPDATE SET surplus = excluded.surplus, missing_since = excluded.missing_since,
+        short = excluded.short),
 later AS (
     INSERT INTO dirty_pool (pool_id, reason, due_at)
-    SELECT $1, 'time', slipway_clock() + $10 * interval '1 s' WHERE $10::float8 IS NOT NULL AND NOT EXISTS (
-        SELECT FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() + $10 * interval '1 s'))"""
+    SELECT $1, 'time', slipway_clock() + $11 * interval '1 s' WHERE $11::float8 IS NOT NULL AND NOT EXISTS (
+        SELECT FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() + $11 * interval '1 s'))"""
 DECIDE: Final = f"{_DECIDE}\nSELECT"
 INTENT: Final = ("id", "launch_config_id", "probe_permit", "request_id", "requested_at", "traceparent")
 LAUNCH: Final = f"""{_DECIDE},
@@ -75,13 +76,13 @@ drawn AS (UPDATE worker_pool SET drawn = drawn + $3, attempted_at = slipway_cloc
 requested AS (
     INSERT INTO lease_request (id, lease_pool_id, pool_id, launch_config_id, units, traceparent)
     SELECT id, lease_pool_id, $1, launch_config_id, units, traceparent
-    FROM unnest({arrays([lease_request.c[name] for name in LeaseRequest.__struct_fields__], 11)})
+    FROM unnest({arrays([lease_request.c[name] for name in LeaseRequest.__struct_fields__], 12)})
         AS r ({", ".join(LeaseRequest.__struct_fields__)}))
 INSERT INTO worker (pool_id, decision_id, state, account_id, image_revision, task_slots, {", ".join(INTENT)},
     {", ".join(usage.COPIES)})
 SELECT $1, $2, '{State.REQUESTED}', c.account_id, c.image_revision, n.task_slots, {", ".join(f"i.{f}" for f in INTENT)},
     {", ".join(usage.COPIES.values())}
-FROM unnest({arrays([worker.c[name] for name in INTENT], 16)}) AS i ({", ".join(INTENT)})
+FROM unnest({arrays([worker.c[name] for name in INTENT], 17)}) AS i ({", ".join(INTENT)})
 JOIN launch_config c ON c.id = i.launch_config_id JOIN launch_config_name n ON n.name = c.name
 JOIN account a ON a.id = c.account_id"""
 
@@ -100,8 +101,8 @@ async def write(
     arguments = [
         *(pool_id, decision_id, plan.units, reason, plan.details),
         not (plan.units or plan.cancel or plan.stop or plan.drain or plan.mark or plan.unmark),
-        *(msgspec.to_builtins(plan.surplus), plan.missing_since),
-        (plan.surplus, plan.missing_since) != (observed.surplus, observed.missing_since),
+        *(msgspec.to_builtins(plan.surplus), plan.missing_since, plan.short),
+        (plan.surplus, plan.missing_since, plan.short) != (observed.surplus, observed.missing_since, observed.short),
         plan.reconsider_after_seconds,
     ]
     if not changes:

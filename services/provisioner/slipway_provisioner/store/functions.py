@@ -131,7 +131,8 @@ END $$"""
 # the pool dirty again.
 # In the order of the marks, so that it ends at the first free pool, however many are dirty.
 # Nothing is planned before the relay has compared this database with the log on the running server.
-# The rest of the transaction waits for no lock longer than `timeout`.
+# The rest of the transaction waits for no lock longer than `timeout`, and executes its statements by plans that fit any
+# parameters: to plan those of one decision anew takes longer than to execute them.
 CLAIM_DIRTY: Final = f"""
 CREATE FUNCTION claim_dirty(
     timeout text, OUT claimed_id text, OUT reasons text[], OUT since timestamptz
@@ -140,10 +141,21 @@ CREATE FUNCTION claim_dirty(
     WHERE d.due_at <= slipway_clock()
         AND ({TRUSTED})
     ORDER BY d.id LIMIT 1 FOR UPDATE OF p SKIP LOCKED;
-    PERFORM set_config('lock_timeout', timeout, true);
+    PERFORM set_config('lock_timeout', timeout, true), set_config('plan_cache_mode', 'force_generic_plan', true);
     WITH unmarked AS (
         DELETE FROM dirty_pool WHERE pool_id = claimed_id AND due_at <= slipway_clock() RETURNING reason, due_at)
     SELECT coalesce(array_agg(reason), '{{}}'), min(due_at) INTO reasons, since FROM unmarked;
+END $$"""
+# Mark the pools dirty whose last plan launched fewer workers than they need, and those that a planner holds, which may
+# be making such a plan of older usage. The others are locked until the caller commits what may be planned then.
+MARK_SHORT: Final = """
+CREATE FUNCTION mark_short(pool_ids text[], reason text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    free text[] := ARRAY(SELECT id FROM worker_pool WHERE id = ANY(pool_ids) FOR SHARE SKIP LOCKED);
+BEGIN
+    INSERT INTO dirty_pool (pool_id, reason) SELECT given.id, mark_short.reason FROM unnest(pool_ids) AS given (id)
+    WHERE given.id <> ALL(free) OR EXISTS (SELECT FROM pool_balance b WHERE b.pool_id = given.id AND b.short)
+    ORDER BY given.id;
 END $$"""
 # Transition tables have no column list, so a statement trigger on updates would fire for each heartbeat. This one does
 # not: a heartbeat sets none of its columns.

@@ -51,17 +51,20 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 C: Final = lease.c
 FIELDS: Final = C[Lease.__struct_fields__]
+CANDIDATES_MAX: Final = 16
 # Leases under which nothing may start, or whose renewal is pending, are left out so that they do not block others. What
-# was sent in the future was sent before the clock was set back, and is due again, here and below.
+# was sent in the future was sent before the clock was set back, and is due again, here and below. The bound is a
+# constant: with one of the caller the server plans the statement anew each time, which takes longer than to execute it.
 CANDIDATES: Final = f"""
-SELECT l.id FROM lease l JOIN launch_config c ON c.id = l.launch_config_id
+SELECT l.id FROM (
+    SELECT DISTINCT lease_id FROM worker WHERE lease_id IS NOT NULL AND state IN ({states(WAITING)})) AS w
+JOIN lease l ON l.id = w.lease_id JOIN launch_config c ON c.id = l.launch_config_id
 JOIN launch_config_name n ON n.name = c.name JOIN worker_pool p ON p.id = c.pool_id
 JOIN account a ON a.id = c.account_id
 WHERE l.state <> '{LeaseState.ENDED}' AND {MAY_START}
-    AND (l.expires_at > slipway_clock() + (coalesce(a.request_timeout_seconds, $2) + $3) * interval '1 s'
-        OR l.renewed_at NOT BETWEEN slipway_clock() - $3 * interval '1 s' AND slipway_clock())
-    AND EXISTS (SELECT FROM worker w WHERE w.lease_id = l.id AND w.state IN ({states(WAITING)}))
-ORDER BY l.fencing_token LIMIT $1"""
+    AND (l.expires_at > slipway_clock() + (coalesce(a.request_timeout_seconds, $1) + $2) * interval '1 s'
+        OR l.renewed_at NOT BETWEEN slipway_clock() - $2 * interval '1 s' AND slipway_clock())
+ORDER BY l.fencing_token LIMIT {CANDIDATES_MAX}"""
 _ID: Final = C.id == sa.bindparam("lease_id")
 _LIVE: Final = C.state != LeaseState.ENDED
 _ONE: Final = sa.select(*FIELDS).where(_ID)
@@ -157,12 +160,10 @@ RETURNING {names(REQUEST["id", "lease_pool_id", "pool_id", "traceparent"])}, (
     WHERE w.request_id = r.id AND w.state IN ({states(WAITING)}) AND w.lease_id IS NULL) AS units"""
 
 
-async def candidates(
-    db: Connection, limit: int, *, call_timeout_seconds: float, clock_skew_seconds: float
-) -> list[str]:
+async def candidates(db: Connection, *, call_timeout_seconds: float, clock_skew_seconds: float) -> list[str]:
     """Leases under which a call may start, read without locks; oldest admission first. A renewal is pending for the
     clock skew."""
-    return [row["id"] for row in await db.fetch(CANDIDATES, limit, call_timeout_seconds, clock_skew_seconds)]
+    return [row["id"] for row in await db.fetch(CANDIDATES, call_timeout_seconds, clock_skew_seconds)]
 
 
 async def config_of(db: Connection, lease_id: str) -> str:

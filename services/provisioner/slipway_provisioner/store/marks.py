@@ -15,6 +15,7 @@ DIRTY: Final = Statement(
         sa.select(sa.func.unnest(array("pool_ids", dirty_pool.c.pool_id)), sa.bindparam("reason", type_=sa.Text)),
     )
 )
+SHORT: Final = "SELECT mark_short($1, $2)"
 REGISTERED: Final = "registered"
 """Reason of a mark: a worker has registered."""
 # Reason of a mark: the last planning of its pool failed. Marks that another planner has locked are skipped, since that
@@ -38,6 +39,13 @@ async def dirty(tx: Connection, pool_ids: Iterable[str], *, reason: str) -> None
     ids = sorted(set(pool_ids))
     if ids:
         await tx.execute(DIRTY.text, *DIRTY.arguments(pool_ids=ids, reason=reason))
+
+
+async def dirty_if_short(tx: Connection, pool_ids: Iterable[str], *, reason: str) -> None:
+    """Mark pools dirty unless their last plans launched all that they need: nothing else changes for them."""
+    ids = sorted(set(pool_ids))
+    if ids:
+        await tx.execute(SHORT, ids, reason)
 
 
 async def requeue(db: Connection, pool_id: str) -> None:

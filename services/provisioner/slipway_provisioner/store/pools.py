@@ -21,12 +21,13 @@ from slipway_provisioner.domain.pool import Busy, Config, Fleet, Idle, Observed,
 from slipway_provisioner.store import ageing, balance, demand, launch_stops, limits, marks, restores, usage
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, seconds
+from slipway_provisioner.store.functions import LIMITED_KEYS
 from slipway_provisioner.store.tables import launch_config, worker_pool
 
 POOL: Final = f"""
 SELECT {names(worker_pool.c[name] for name in Pool.__struct_fields__)},
     coalesce(extract(epoch FROM attempted_at + $3 * interval '1 s' - slipway_clock())::float8, 0)
-        AS attempt_in_seconds, b.surplus, b.missing_since, (
+        AS attempt_in_seconds, b.surplus, b.missing_since, coalesce(b.short, false) AS short, (
         SELECT max({seconds("idle_seconds", "$2")}) FROM launch_config c JOIN launch_config_name n ON n.name = c.name
         WHERE c.pool_id = $1 AND c.state <> 'archived') AS idle_seconds
 FROM worker_pool LEFT JOIN pool_balance b ON b.pool_id = id WHERE id = $1"""
@@ -75,19 +76,18 @@ LEFT JOIN LATERAL (
     WHERE launch_config_id = c.id) AS o ON true
 WHERE c.pool_id = $1 AND c.state <> 'archived' ORDER BY c.id"""
 # Over all pools. In one statement, so that a start that fails at this moment counts either as in flight or as failed.
+# {rivals}: those of a key `m` with the window `s` and the usage `u`, on which `others` pools wait; {dirty}: a table of
+# them.
 _SHARED: Final = f"""
 WITH mine AS MATERIALIZED (
     SELECT DISTINCT k.kind, k.key, k.stage FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
-    WHERE c.pool_id = $1 AND c.state <> 'archived')
+    WHERE c.pool_id = $1 AND c.state <> 'archived'){{dirty}}
 SELECT m.kind, m.key, m.stage, s.size,
     coalesce(u.in_flight, 0) AS in_flight, coalesce(u.unfolded, 0) AS unfolded,
     coalesce(u.counter_rows, 0) AS counter_rows,
     coalesce(s.state = 'tripped', false) AS tripped, coalesce(s.reason, '') AS reason,
     coalesce(s.unconfirmed, 0) AS unconfirmed, coalesce(f.unconfirmed, 0) AS forgiven,
-    w.waiting_since, coalesce(w.units, 0) AS waiting_units, (
-        SELECT count(*)::int FROM (
-            SELECT FROM waiting_pool o WHERE (o.key, o.stage) = (m.key, m.stage) AND o.pool_id <> $1
-            LIMIT greatest(1, s.size)) AS o) AS others, (
+    w.waiting_since, coalesce(w.units, 0) AS waiting_units, o.others, (
         SELECT count(*)::int FROM (
             SELECT FROM waiting_pool o WHERE (o.key, o.stage) = (m.key, m.stage) AND o.pool_id <> $1
                 AND (o.waiting_since, o.pool_id) < (coalesce(w.waiting_since, {{dirty_since}}::timestamptz), $1)
@@ -96,19 +96,29 @@ FROM mine m LEFT JOIN shared_window s USING (key, stage)
 LEFT JOIN ({usage.SHARED.format(keys="ARRAY(SELECT key FROM mine)")}) AS u USING (key, stage)
 LEFT JOIN forgiven f ON f.pool_id = $1 AND f.key = m.key AND f.stage = m.stage
 LEFT JOIN waiting_pool w ON w.pool_id = $1 AND w.key = m.key AND w.stage = m.stage
+CROSS JOIN LATERAL (
+    SELECT count(*)::int AS others FROM (
+        SELECT FROM waiting_pool o WHERE (o.key, o.stage) = (m.key, m.stage) AND o.pool_id <> $1
+        LIMIT greatest(1, s.size)) AS o) AS o
 ORDER BY m.key, m.stage"""
-SHARED: Final = _SHARED.format(rivals="0", dirty_since="$2")
+_UNLOCKED: Final = {"rivals": "0", "dirty": ""}
+SHARED: Final = _SHARED.format(**_UNLOCKED, dirty_since="$2")
 RIVALS_MAX: Final = 100
-# The pools that have been dirty longest: more than a few would only make the part of each smaller than one.
+# The pools that have been dirty longest: more than a few would only make the part of each smaller than one. They are
+# read only if a window of at most $4 is so full that the part of as many might be less than the $3 units planned.
 SHARED_LOCKED: Final = _SHARED.format(
     dirty_since="$2",
-    rivals=f"""(
-        SELECT count(DISTINCT d.pool_id)::int FROM (
-            SELECT pool_id FROM dirty_pool WHERE due_at <= slipway_clock() ORDER BY id LIMIT {RIVALS_MAX}) AS d
-        JOIN launch_config c ON c.pool_id = d.pool_id AND c.state = 'active'
-            AND m.key IN (c.image_key, c.quota_key, c.capacity_key, c.subnet_key)
-        WHERE d.pool_id <> $1 AND NOT EXISTS (
-            SELECT FROM waiting_pool o WHERE (o.pool_id, o.key, o.stage) = (d.pool_id, m.key, m.stage)))""",
+    dirty=f""", dirty AS MATERIALIZED (
+    SELECT DISTINCT d.pool_id, k.key FROM (
+        SELECT pool_id FROM dirty_pool WHERE due_at <= slipway_clock() ORDER BY id LIMIT {RIVALS_MAX}) AS d
+    JOIN launch_config c ON c.pool_id = d.pool_id AND c.state = 'active'
+    CROSS JOIN LATERAL (VALUES {", ".join(f"(c.{key})" for key in LIMITED_KEYS)}) AS k (key)
+    WHERE d.pool_id <> $1)""",
+    rivals=f"""CASE
+        WHEN least($4, coalesce(s.size, 0)) - coalesce(u.in_flight + u.unfolded, 0)
+            <= $3::bigint * (o.others + {RIVALS_MAX})
+        THEN (SELECT count(*)::int FROM dirty d WHERE d.key = m.key AND NOT EXISTS (
+            SELECT FROM waiting_pool o WHERE (o.pool_id, o.key, o.stage) = (d.pool_id, m.key, m.stage))) ELSE 0 END""",
 )
 # A call may start at any moment for workers with a lease, unless their revision drains or nobody calls their account.
 WAITING_WORKERS: Final = f"""
@@ -159,7 +169,7 @@ def _rows(statement: str) -> str:
 # seconds between two attempts, $4 those of a day, $5 is since when the pool has been dirty.
 OBSERVE: Final = f"""
 SELECT slipway_clock() AS now, {_row(POOL)} AS pool, {_row(LAUNCH_STOPS)} AS launch_stop,
-    {_rows(CONFIGS)} AS configs, {_rows(_SHARED.format(rivals="0", dirty_since="$5"))} AS shared,
+    {_rows(CONFIGS)} AS configs, {_rows(_SHARED.format(**_UNLOCKED, dirty_since="$5"))} AS shared,
     {_row(FLEET)} AS fleet, {_rows(demand.OBSERVE)} AS demands,
     {_rows(WAITING_WORKERS)} AS waiting, {_rows(IDLE_WORKERS)} AS idle, {_rows(ageing.LIVES)} AS lives,
     EXISTS ({limits.OF_POOL}) AS is_limited"""
@@ -219,7 +229,7 @@ async def observe(
     row, counts, launch_stop = dict(read["pool"]), dict(read["fleet"]), read["launch_stop"]
     attempt_in_seconds, idle_seconds = row.pop("attempt_in_seconds"), row.pop("idle_seconds")
     missing_since = msgspec.convert(row.pop("missing_since"), datetime | None)
-    surplus = balance.surplus_of(row.pop("surplus"))
+    surplus, short = balance.surplus_of(row.pop("surplus")), row.pop("short")
     pool = Pool(**row | {"scaling_ratio": Fraction(row["scaling_ratio"])})
     marked = counts.pop("marked")
     fleet = Fleet(**counts)
@@ -245,6 +255,7 @@ async def observe(
         busy=[Busy(**row) for row in busy],
         surplus=surplus,
         missing_since=missing_since,
+        short=short,
         dirty_since=dirty.since,
         registered=marks.REGISTERED in dirty.reasons,
         idle_timeout_seconds=deadlines[DEFAULT_PROFILE]["idle_seconds"] if idle_seconds is None else idle_seconds,
@@ -258,13 +269,20 @@ async def observe(
     return observed, read["now"]
 
 
-async def shared(
-    tx: Connection, pool_id: str, dirty_since: datetime | None = None, *, locked: Collection[str] = ()
+async def shared(tx: Connection, pool_id: str) -> list[Shared]:
+    """Shares of a pool's revisions."""
+    return [_shared(row) for row in await tx.fetch(SHARED, pool_id, None)]
+
+
+async def shared_locked(
+    tx: Connection, pool_id: str, keys: Collection[str], *, dirty_since: datetime | None, units: int, window_max: int
 ) -> list[Shared]:
-    """Shares of a pool's revisions. Counters of those that are `locked` are folded where they have many rows."""
-    rows = await tx.fetch(SHARED_LOCKED if locked else SHARED, pool_id, dirty_since)
+    """Shares of a pool's revisions, with the rivals for those on which `units` launches might not fit beside them. The
+    `keys` are locked, and their counters are folded where they have many rows. No window is larger than
+    `window_max`."""
+    rows = await tx.fetch(SHARED_LOCKED, pool_id, dirty_since, units, window_max)
     many = {row["key"] for row in rows if row["counter_rows"] > usage.FOLDED_ROWS}
-    if foldable := sorted(many & set(locked)):
+    if foldable := sorted(many & set(keys)):
         await usage.fold_shared(tx, foldable)
     return [_shared(row) for row in rows]
 

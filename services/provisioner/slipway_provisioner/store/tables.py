@@ -53,6 +53,7 @@ from slipway_provisioner.store.functions import (
     COUNTERS,
     KEYS,
     LIMITED_KEYS,
+    MARK_SHORT,
     SHARED_KEYS,
     UPTIME,
     WAKE_WAITING,
@@ -286,6 +287,7 @@ metadata.info["after"] += [
     *COUNTERS,
     *WAKE_WAITING,
     CLAIM_DIRTY,
+    MARK_SHORT,
     "INSERT INTO launch_stop_guard DEFAULT VALUES",
     DRAW_DEPLOYMENT,
 ]

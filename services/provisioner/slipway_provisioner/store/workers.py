@@ -12,7 +12,7 @@ from slipway_common.database.places import LAST_ID
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, beyond, given, matches, names
 from slipway_common.events.lifecycle import ENDED, LIVE, WAITING, State
-from slipway_common.events.worker import WorkerRegistered
+from slipway_common.events.worker import WorkerLaunched, WorkerRegistered
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.workers import Change, Notice, Worker, ended_stage
 from slipway_provisioner.store import marks, tables
@@ -121,7 +121,8 @@ async def insert(tx: Connection, changes: Sequence[Change]) -> None:
 
 
 async def save(tx: Connection, changes: Sequence[Change], *, at: datetime | None = None) -> None:
-    """Write workers back with their events, count outcomes of stages, and mark the pools dirty. The rows are locked.
+    """Write workers back with their events, count outcomes of stages, and mark the pools dirty whose plans may change
+    by that. The rows are locked.
 
     `at`: time of the events, if not now.
     """
@@ -135,7 +136,10 @@ async def save(tx: Connection, changes: Sequence[Change], *, at: datetime | None
     await outbox.enqueue(tx, traced, at=at)
     registered = {worker.pool_id for worker, event in changes if isinstance(event, WorkerRegistered)}
     await marks.dirty(tx, registered, reason=marks.REGISTERED)
-    await marks.dirty(tx, {worker.pool_id for worker, _ in changes} - registered, reason="worker")
+    changed = {worker.pool_id for worker, event in changes if not isinstance(event, WorkerLaunched)} - registered
+    await marks.dirty(tx, changed, reason="worker")
+    launched = {worker.pool_id for worker, _ in changes} - registered - changed
+    await marks.dirty_if_short(tx, launched, reason="worker")  # a launch frees headroom, for which only such pools wait
 
 
 async def touch(tx: Connection, worker: Worker) -> None:

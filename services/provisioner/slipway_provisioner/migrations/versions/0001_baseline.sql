@@ -752,6 +752,7 @@ CREATE TABLE pool_balance (
     surplus JSONB DEFAULT '{}' NOT NULL,
     missing_since TIMESTAMP WITH TIME ZONE,
     starved BOOLEAN DEFAULT false NOT NULL,
+    short BOOLEAN DEFAULT false NOT NULL,
     PRIMARY KEY (pool_id)
 );
 CREATE INDEX pool_balance_missing ON pool_balance (missing_since) WHERE missing_since IS NOT NULL;
@@ -881,10 +882,18 @@ CREATE FUNCTION claim_dirty(
     WHERE d.due_at <= slipway_clock()
         AND (SELECT EXISTS (SELECT FROM incarnation WHERE server = slipway_server() AND requested IS NULL))
     ORDER BY d.id LIMIT 1 FOR UPDATE OF p SKIP LOCKED;
-    PERFORM set_config('lock_timeout', timeout, true);
+    PERFORM set_config('lock_timeout', timeout, true), set_config('plan_cache_mode', 'force_generic_plan', true);
     WITH unmarked AS (
         DELETE FROM dirty_pool WHERE pool_id = claimed_id AND due_at <= slipway_clock() RETURNING reason, due_at)
     SELECT coalesce(array_agg(reason), '{}'), min(due_at) INTO reasons, since FROM unmarked;
+END $$;
+CREATE FUNCTION mark_short(pool_ids text[], reason text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    free text[] := ARRAY(SELECT id FROM worker_pool WHERE id = ANY(pool_ids) FOR SHARE SKIP LOCKED);
+BEGIN
+    INSERT INTO dirty_pool (pool_id, reason) SELECT given.id, mark_short.reason FROM unnest(pool_ids) AS given (id)
+    WHERE given.id <> ALL(free) OR EXISTS (SELECT FROM pool_balance b WHERE b.pool_id = given.id AND b.short)
+    ORDER BY given.id;
 END $$;
 INSERT INTO launch_stop_guard DEFAULT VALUES;
 INSERT INTO deployment (id) VALUES ('slipway-' || left(replace(gen_random_uuid()::text, '-', ''), 16));
