@@ -157,6 +157,7 @@ BEGIN
     WHERE given.id <> ALL(free) OR EXISTS (SELECT FROM pool_balance b WHERE b.pool_id = given.id AND b.short)
     ORDER BY given.id;
 END $$"""
+MARKING: Final = (CLAIM_DIRTY, MARK_SHORT)
 # Transition tables have no column list, so a statement trigger on updates would fire for each heartbeat. This one does
 # not: a heartbeat sets none of its columns.
 COUNTERS: Final = (

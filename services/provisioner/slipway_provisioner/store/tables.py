@@ -48,12 +48,11 @@ from slipway_provisioner.store.columns import (
 from slipway_provisioner.store.console_tables import console_table
 from slipway_provisioner.store.error_tables import error_tables
 from slipway_provisioner.store.functions import (
-    CLAIM_DIRTY,
     CONTACT_PERIOD,
     COUNTERS,
     KEYS,
     LIMITED_KEYS,
-    MARK_SHORT,
+    MARKING,
     SHARED_KEYS,
     UPTIME,
     WAKE_WAITING,
@@ -286,8 +285,7 @@ metadata.info["after"] += [
     UPTIME,
     *COUNTERS,
     *WAKE_WAITING,
-    CLAIM_DIRTY,
-    MARK_SHORT,
+    *MARKING,
     "INSERT INTO launch_stop_guard DEFAULT VALUES",
     DRAW_DEPLOYMENT,
 ]
