@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from slipway_local.servers.kafka import EmbeddedKafka
     from slipway_local.servers.postgres import EmbeddedPostgres
     from tests.support.harness import Place
+    from tests.support.lease_broker import Broker
     from tests.support.provisioner import Provisioner
 
 # A shell without job control starts background commands with these ignored, and children of tests would inherit that.
@@ -100,3 +101,14 @@ async def provisioner(postgres: "EmbeddedPostgres") -> "AsyncIterator[Provisione
 
     async with provisioner_on(postgres) as provisioner:
         yield provisioner
+
+
+@pytest.fixture
+async def broker(postgres: "EmbeddedPostgres") -> "AsyncIterator[Broker]":
+    """A lease-broker with a lease pool, on an empty database of its own."""
+    from tests.support.lease_broker import broker_on, terms
+
+    async with broker_on(postgres) as broker:
+        await broker.declare(terms())
+        await broker.events()
+        yield broker

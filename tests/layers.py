@@ -85,6 +85,9 @@ WHOLE: Final = tuple(
         "unleased",
         "weight_calculator",
         "lease_broker",
+        "lease_broker_http",
+        "lease_downtimes",
+        "lease_policies",
     )
 )
 PATHS: Final = ("tests/e2e/test_path.py", "tests/e2e/test_lease_run.py")

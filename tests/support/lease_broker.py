@@ -3,7 +3,7 @@ by the test."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any, Final
@@ -258,3 +258,11 @@ async def broker_on(server: EmbeddedPostgres) -> AsyncIterator[Broker]:
             yield broker
         finally:
             await broker.close()
+
+
+def kinds(events: Sequence[Any]) -> list[str]:
+    return [type(event).__name__ for event in events]
+
+
+def names(grants: Sequence[LeaseGranted]) -> list[str]:
+    return [grant.request_id for grant in grants]
