@@ -1,4 +1,4 @@
-"""Declarations: revisions of launch configs, owners, the guard, history and audit. Whole, or not at all."""
+"""Declarations on PostgreSQL: applied whole or not at all, as revisions of launch configs, by their owners."""
 
 import re
 from collections.abc import Iterable
@@ -11,47 +11,20 @@ import pytest
 from slipway_common.declaration.changes import ConfirmationRequired, OwnedByAnother
 from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfigDraining, LaunchConfigUpdated
 from slipway_common.events.lease import LeaseRequested
-from slipway_common.events.pool import PoolDeleted, PoolRolledBack, PoolUpdated
-from slipway_common.events.weight import SharedWindow
+from slipway_common.events.pool import PoolDeleted, PoolUpdated
 from slipway_provisioner.domain.declaration import DeclarationRefused
 from slipway_provisioner.domain.revisions import revision_id as id_of
 from slipway_provisioner.store import accounts
-from tests.support.provisioner import (
-    Provisioner,
-    administrator,
-    after,
-    apply_body,
-    awaited,
-    declared,
-    report,
-    revision_id,
-    weight,
-)
+from tests.support.declarations import everything, states, with_image
+from tests.support.provisioner import Provisioner, administrator, after, apply_body, declared, report, revision_id
 
-ALL: Final = """
-SELECT (SELECT jsonb_agg(p ORDER BY id) FROM worker_pool p), (SELECT jsonb_agg(c ORDER BY id) FROM launch_config c),
-    (SELECT jsonb_agg(n ORDER BY name) FROM launch_config_name n), (SELECT jsonb_agg(a ORDER BY id) FROM account a),
-    (SELECT count(*) FROM outbox), (SELECT count(*) FROM dirty_pool), (SELECT count(*) FROM audit),
-    (SELECT count(*) FROM pool_revision)"""
 LINES: Final = {"Content-Type": "application/x-ndjson"}
-
-
-async def everything(provisioner: Provisioner) -> tuple[Any, ...]:
-    return tuple(await provisioner.database.fetchrow(ALL))
 
 
 def owned(owner: str, *configs: str, pool: str = "linux", **changes: Any) -> dict[str, Any]:
     """Declaration of an owner with one pool and no account."""
     body = declared(*configs, id=pool, **changes)
     return {"version": 1, "metadata": {"owner": owner}, "worker_pools": body["worker_pools"]}
-
-
-def with_image(image: str, *configs: str, **changes: Any) -> dict[str, Any]:
-    """The usual declaration with this image in every launch config."""
-    body = declared(*configs, **changes)
-    for config in body["worker_pools"][0]["launch_configs"]:
-        config["image"] = image
-    return body
 
 
 def lines(*values: Any) -> bytes:
@@ -62,20 +35,8 @@ def head(owner: str, *sections: str) -> dict[str, Any]:
     return {"version": 1, "metadata": {"owner": owner}, "sections": sections or ("accounts", "worker_pools")}
 
 
-async def states(provisioner: Provisioner) -> dict[str, str]:
-    """State of every revision; of an active one that is not current, the strategy by which it is replaced."""
-    rows = await provisioner.database.fetch(
-        "SELECT c.id, CASE WHEN c.state = 'active' AND n.current_id <> c.id THEN c.replaced_by ELSE c.state END "
-        "AS state FROM launch_config c JOIN launch_config_name n USING (name)"
-    )
-    return {row["id"]: row["state"] for row in rows}
-
-
 def told(changes: Iterable[Any]) -> list[tuple[str, str, str]]:
     return [(change.kind, change.id, change.result) for change in changes]
-
-
-# Whole, or not at all
 
 
 async def test_a_refused_declaration_changes_nothing(provisioner: Provisioner, tmp_path: Path) -> None:
@@ -179,9 +140,6 @@ async def test_only_what_changes_is_locked(provisioner: Provisioner) -> None:
     async with provisioner.database.acquire() as other, other.transaction():
         await other.execute(locked)
         assert told(await provisioner.declare(body)) == [("launch config", "zone-a", "updated")]
-
-
-# Revisions
 
 
 async def test_a_changed_body_makes_a_revision(provisioner: Provisioner) -> None:
@@ -374,9 +332,6 @@ async def test_an_account_that_moves_away_from_its_workers(provisioner: Provisio
     assert await provisioner.declare(moved, confirm="")
 
 
-# Owners
-
-
 async def test_owners_do_not_remove_what_is_anothers(provisioner: Provisioner) -> None:
     """Each removes only its own, in sections that it has; what both declare is refused, and both are named."""
     await provisioner.declare({"version": 1, "accounts": declared()["accounts"]})
@@ -511,447 +466,6 @@ async def test_a_pause_ends_with_what_it_is_of(provisioner: Provisioner, tmp_pat
         assert removed["before"]["paused"] is True
 
 
-# Guard
-
-CONFIGS: Final = [f"zone-{letter}" for letter in "abcdefgh"]
-GROWS: Final = "worker pool linux: the minimum grows from"
-DANGEROUS: Final[dict[str, tuple[dict[str, Any], str]]] = {
-    "a quarter": (declared(*CONFIGS[:6]), ""),
-    "more than a quarter": (declared(*CONFIGS[:5]), "worker pool linux: archives 3 of 8 active launch configs"),
-    "none left": (declared("zone-z"), "worker pool linux: archives 8 of 8 active launch configs"),
-    "pool removed": (declared() | {"worker_pools": []}, "worker pool linux is removed"),
-    "doubled": (declared(*CONFIGS, max_capacity=200), ""),
-    "more than doubled": (declared(*CONFIGS, max_capacity=201), "worker pool linux: the maximum grows from 100 to 201"),
-    "new minimum": (declared(*CONFIGS, min_capacity=5, mode="canary"), ""),
-    "minimum": (declared(*CONFIGS, min_capacity=6, mode="canary"), f"{GROWS} 0 to 6: machines launch without demand"),
-    "minimum without launches": (declared(*CONFIGS, min_capacity=90, mode="observe"), ""),
-    "unused maximum": (declared(*CONFIGS, max_capacity=0), ""),
-    "new image": (with_image("linux-2", *CONFIGS), ""),
-}
-
-
-@pytest.mark.parametrize(("body", "danger"), DANGEROUS.values(), ids=DANGEROUS)
-async def test_dangerous_changes_need_their_digest(provisioner: Provisioner, body: dict[str, Any], danger: str) -> None:
-    """Without it, or with that of other changes, nothing is changed; a dry run shows it."""
-    await provisioner.declare(declared(*CONFIGS))
-    before = await everything(provisioner)
-    async with provisioner.database.acquire() as db:
-        listed = await apply_body(db, body, dry_run=True)
-        assert [*map(str, listed.dangers)] == ([danger] if danger else [])
-        if danger:
-            for wrong in ("", "0" * 12):
-                with pytest.raises(ConfirmationRequired) as refused:
-                    await apply_body(db, body, confirm=wrong)
-                assert (refused.value.digest, list(refused.value.dangers)) == (listed.digest, [danger])
-            assert await everything(provisioner) == before
-        assert (await apply_body(db, body, confirm=listed.digest if danger else "")).applied
-    assert await everything(provisioner) != before
-
-
-async def test_the_maximum_of_a_launch_config_is_guarded(provisioner: Provisioner) -> None:
-    """A paused launch config is not active, so that archiving it is no danger."""
-    body = declared("zone-a", "zone-b")
-    config = body["worker_pools"][0]["launch_configs"][0]
-    config["max_capacity"] = 10
-    await provisioner.declare(body)
-    config["max_capacity"] = 21
-    with pytest.raises(ConfirmationRequired, match="launch config zone-a: the maximum grows from 10 to 21"):
-        await provisioner.declare(body, confirm="")
-    del config["max_capacity"]
-    with pytest.raises(ConfirmationRequired, match="launch config zone-a: the maximum grows from 10 to 100"):
-        await provisioner.declare(body, confirm="")
-    await provisioner.database.execute("UPDATE launch_config_name SET paused = true WHERE name = 'zone-b'")
-    config["max_capacity"] = 20
-    body["worker_pools"][0]["launch_configs"].pop()
-    assert len(await provisioner.declare(body, confirm="")) == 2
-
-
-async def tripped(provisioner: Provisioner, cause: str, image: str = "linux-2") -> None:
-    """Trip the revision of zone-a with this image, or the image."""
-    if cause == "record":
-        await provisioner.weights(weight(revision_id(image=image), state="tripped", reason="5 boots failed"))
-    else:
-        window = SharedWindow(
-            kind="image",
-            id=f"simulated/{image}",
-            stage="boot",
-            version=1,
-            window=8,
-            state="tripped",
-            reason="5 boots failed",
-        )
-        await provisioner.weights(weight("zone-b", shared=(window,)))
-
-
-@pytest.mark.parametrize("cause", ["record", "image"])
-async def test_a_tripped_revision_becomes_current_with_a_confirmation(
-    provisioner: Provisioner, tmp_path: Path, cause: str
-) -> None:
-    """By any door, unless a healthy revision launches what it does not."""
-    await provisioner.declare()
-    await provisioner.declare(with_image("linux-2"))
-    await provisioner.declare(strategy="now", terminate=False)
-    await tripped(provisioner, cause)
-    danger = f"{revision_id(image='linux-2')} is tripped: 5 boots failed"
-    bad = with_image("linux-2")
-    async with administrator(provisioner, tmp_path) as client:
-        for path, body in (("/declaration", bad), ("/pools/linux", bad["worker_pools"][0])):
-            refused = await client.put(f"{path}?replace=now&adopt=true", json=body)
-            assert (refused.status_code, refused.json()["dangers"]) == (409, [danger])
-    assert (await states(provisioner))[revision_id()] == "active"
-    await provisioner.declare(bad, confirm="")
-    assert (await states(provisioner))[revision_id()] == "natural"
-
-
-async def test_a_tripped_fallback_is_none(provisioner: Provisioner) -> None:
-    await provisioner.declare()
-    await provisioner.declare(with_image("linux-2"))
-    await provisioner.declare(strategy="now", terminate=False)
-    await tripped(provisioner, "record")
-    await tripped(provisioner, "record", "linux-1")
-    with pytest.raises(ConfirmationRequired, match="is tripped: 5 boots failed"):
-        await provisioner.declare(with_image("linux-2"), confirm="")
-
-
-@pytest.mark.parametrize("door", ["apply", "rollback"])
-@pytest.mark.parametrize("archived", [False, True])
-async def test_a_withdrawn_revision_returns_with_a_confirmation(
-    provisioner: Provisioner, tmp_path: Path, door: str, archived: bool
-) -> None:
-    """An apply of the unchanged file would bring a leaked secret back. It is asked about once."""
-    await provisioner.declare()
-    await provisioner.declare(with_image("linux-2"), strategy="now", by="ann")
-    if archived:
-        await provisioner.database.execute(
-            "UPDATE launch_config SET state = 'archived', archived_at = slipway_clock() WHERE state = 'draining'"
-        )
-    before = await everything(provisioner)
-    danger = f"{revision_id()} was withdrawn: replaced with `now` by ann at 2026-01-01 12:00 UTC"
-    async with administrator(provisioner, tmp_path) as client:
-
-        async def returned(confirm: str) -> Any:
-            if door == "apply":
-                return await client.put(
-                    f"/declaration?confirm={confirm}", json=declared() | {"metadata": {"owner": "test"}}
-                )
-            return await client.post("/pools/linux/rollback", json={"reason": "r", "confirm": confirm})
-
-        refused = await returned("")
-        assert (refused.status_code, refused.json()["dangers"]) == (409, [danger])
-        assert await everything(provisioner) == before
-        assert (await returned(refused.json()["digest"])).status_code == 200
-    await provisioner.declare(with_image("linux-2"), confirm="")
-    await provisioner.declare(confirm="")
-
-
-FALLS: Final = "worker pool linux: the maximum falls from 100 to"
-
-
-def serving(*configs: str, **changes: Any) -> dict[str, Any]:
-    """The usual declaration of a pool that launches."""
-    return declared(*configs, **({"mode": "enforce"} | changes))
-
-
-IN_USE: Final[dict[str, tuple[dict[str, Any], list[str]]]] = {
-    "no maximum": (
-        serving("zone-a", "zone-b", max_capacity=0),
-        [f"{FALLS} 0: 3 of 3 workers will leave once idle"],
-    ),
-    "less than half": (serving("zone-a", "zone-b", max_capacity=49), [f"{FALLS} 49: 3 workers stay"]),
-    "half": (serving("zone-a", "zone-b", max_capacity=50), []),
-    "observe": (
-        declared("zone-a", "zone-b", mode="observe"),
-        [
-            "worker pool linux: the mode becomes observe: nothing is launched, and 3 workers will not be replaced",
-        ],
-    ),
-    "canary": (declared("zone-a", "zone-b", mode="canary"), []),
-    "removed": (serving() | {"worker_pools": []}, ["worker pool linux is removed: 3 workers drain"]),
-    "archived": (
-        serving("zone-b"),
-        ["worker pool linux: archives 1 of 2 active launch configs: 3 workers drain"],
-    ),
-}
-
-
-async def with_workers(provisioner: Provisioner) -> None:
-    """Three workers of zone-a, in a pool with another launch config."""
-    await provisioner.declare(serving("zone-a", "zone-b"))
-    await provisioner.database.execute("UPDATE launch_config_name SET paused = true WHERE name = 'zone-b'")
-    await provisioner.demand(report(3))
-    await provisioner.plan()
-    await provisioner.database.execute("UPDATE launch_config_name SET paused = false")
-
-
-@pytest.mark.parametrize(("body", "dangers"), IN_USE.values(), ids=IN_USE)
-async def test_workers_are_guarded(provisioner: Provisioner, body: dict[str, Any], dangers: list[str]) -> None:
-    """Their number is shown, and is no part of what is confirmed."""
-    await with_workers(provisioner)
-    async with provisioner.database.acquire() as db:
-        listed = await apply_body(db, body, dry_run=True)
-        assert [*map(str, listed.dangers)] == dangers
-        await provisioner.database.execute("DELETE FROM worker WHERE id = (SELECT min(id::text)::uuid FROM worker)")
-        assert (await apply_body(db, body, dry_run=True)).digest == listed.digest
-
-
-async def test_a_maximum_grows_from_nothing_with_a_confirmation(provisioner: Provisioner) -> None:
-    """A new pool needs none, and neither does a pool that is declared again."""
-    await provisioner.declare(serving(max_capacity=0), confirm="")
-    with pytest.raises(ConfirmationRequired, match="worker pool linux: the maximum grows from 0 to 300"):
-        await provisioner.declare(serving(max_capacity=300), confirm="")
-    with pytest.raises(ConfirmationRequired, match="worker pool linux: the minimum grows from 0 to 90"):
-        await provisioner.declare(serving(max_capacity=300, min_capacity=90), confirm="")
-    await provisioner.declare(serving() | {"worker_pools": []})
-    await provisioner.declare(serving(max_capacity=300, min_capacity=90), confirm="")
-    await provisioner.declare(serving(max_capacity=300, min_capacity=180), confirm="")
-
-
-async def test_the_maximum_of_a_used_launch_config_is_guarded(provisioner: Provisioner) -> None:
-    """Without its own, it has that of its pool."""
-    await with_workers(provisioner)
-    body = serving("zone-a", "zone-b")
-    for config, maximum in zip(body["worker_pools"][0]["launch_configs"], (0, 1), strict=True):
-        config["max_capacity"] = maximum
-    with pytest.raises(ConfirmationRequired) as refused:
-        await provisioner.declare(body, confirm="")
-    (danger,) = refused.value.dangers
-    assert danger == "launch config zone-a: the maximum falls from 100 to 0: 3 of 3 workers will leave once idle"
-
-
-# History and audit
-
-
-async def test_history_and_rollback(provisioner: Provisioner, tmp_path: Path) -> None:
-    """A rollback returns to the revisions before the last change of these; the one that it rolls away from drains at
-    once and is not terminated. The pool keeps its maximum."""
-    await provisioner.declare()
-    await provisioner.declare(with_image("linux-2", max_capacity=50))
-    await provisioner.database.execute("UPDATE worker_pool SET revision = revision + 5")
-    await provisioner.events()
-    async with administrator(provisioner, tmp_path) as client:
-        answer = await client.post("/pools/linux/rollback", json={"reason": "it does not boot"})
-        assert (answer.status_code, answer.json().get("to_revision")) == (200, 1)
-        assert [(item["id"], item["result"]) for item in answer.json()["items"]] == [
-            ("zone-a", "reactivated"),
-        ]
-        current = {"zone-a": {"revision": revision_id().partition("@")[2], "image": "linux-1"}}
-        assert answer.json()["revisions"] == current
-        events = await provisioner.events()
-        (rolled,) = [event for event in events if isinstance(event, PoolRolledBack)]
-        assert (rolled.to_revision, rolled.reason, rolled.by, rolled.max_capacity) == (
-            1,
-            "it does not boot",
-            "admin",
-            50,
-        )
-        (drain,) = [event for event in events if isinstance(event, LaunchConfigDraining)]
-        assert (drain.launch_config_id, drain.terminate) == (revision_id(image="linux-2"), False)
-        assert not [event for event in events if isinstance(event, PoolUpdated)]
-        assert (await states(provisioner))[revision_id()] == "active"
-        listed = (await client.get("/pools/linux/history?full=true")).json()["items"]
-        assert [(entry["revision"], entry["by"], entry["action"], entry["reason"]) for entry in listed] == [
-            (8, "admin", "rollback", "it does not boot"),
-            (2, "test", "apply", ""),
-            (1, "test", "apply", ""),
-        ]
-        assert [entry["to_revision"] for entry in listed] == [1, None, None]
-        assert [entry["revisions"]["zone-a"]["image"] for entry in listed] == ["linux-1", "linux-2", "linux-1"]
-        assert listed[0]["revisions"] == current
-        assert listed[0]["spec"] == listed[2]["spec"] | {"max_capacity": 50}
-        assert (await client.get("/pools/linux")).headers["ETag"] == answer.headers["ETag"]
-        before = await everything(provisioner)
-        again = await client.post("/pools/linux/rollback", json={"reason": "no"})
-        assert (again.status_code, again.json()["type"]) == (409, "urn:slipway:problem:nothing-to-roll-back")
-        assert "with --to" in again.json()["detail"], "another one would return to what was just left"
-        assert await everything(provisioner) == before
-        unknown = await client.post("/pools/linux/rollback", json={"reason": "r", "to_revision": 7})
-        assert (unknown.status_code, unknown.json()["type"]) == (409, "urn:slipway:problem:nothing-to-roll-back")
-
-
-@pytest.mark.parametrize("cause", ["record", "image"])
-async def test_a_rollback_to_a_tripped_revision_is_refused(
-    provisioner: Provisioner, tmp_path: Path, cause: str
-) -> None:
-    """Unless it is forced. What the rollback does not change may be tripped."""
-    await provisioner.declare(declared("zone-a", "zone-b"))
-    body = declared("zone-a", "zone-b")
-    body["worker_pools"][0]["launch_configs"][0]["image"] = "linux-2"
-    await provisioner.declare(body)
-    if cause == "record":
-        await provisioner.weights(weight(revision_id(), state="tripped", reason="5 boots failed"))
-    else:
-        window = SharedWindow(
-            kind="image", id="simulated/linux-1", stage="boot", version=1, window=8, state="tripped", reason=""
-        )
-        await provisioner.weights(weight("zone-b", shared=(window,)))
-    before = await everything(provisioner)
-    async with administrator(provisioner, tmp_path) as client:
-        refused = await client.post("/pools/linux/rollback", json={"reason": "r"})
-        assert refused.status_code == 409
-        assert refused.json()["type"] == "urn:slipway:problem:rollback-tripped"
-        assert f"{revision_id()} is tripped" in refused.json()["detail"]
-        preview = (await client.get("/pools/linux/rollback")).json()
-        assert (preview["refused"], preview["items"]) == (refused.json()["detail"], [])
-        assert await everything(provisioner) == before
-        forced = await client.post("/pools/linux/rollback", json={"reason": "r", "force": True})
-        assert forced.status_code == 200
-        back = await client.post("/pools/linux/rollback", json={"reason": "r", "to_revision": 2})
-        assert back.status_code == 200, "only the other revision is tripped"
-
-
-async def test_a_rollback_leaves_what_is_not_of_revisions(provisioner: Provisioner, tmp_path: Path) -> None:
-    """Changes of the maximum or of a weight since then stay, also when an entry is given. The whole pool returns only
-    if that is asked for, and is guarded like any other change."""
-    await provisioner.declare(declared(max_capacity=300))
-    await provisioner.declare(with_image("linux-2", max_capacity=300))
-    body = with_image("linux-2", max_capacity=120)
-    body["worker_pools"][0]["launch_configs"][0]["base_weight"] = 0.5
-    await provisioner.declare(body)
-    wanted = (
-        "SELECT p.max_capacity, base_weight, current_id FROM worker_pool p JOIN launch_config_name n ON p.id = pool_id"
-    )
-    async with administrator(provisioner, tmp_path) as client:
-        answer = await client.post("/pools/linux/rollback", json={"reason": "bad image"})
-        assert (answer.status_code, answer.json().get("to_revision")) == (200, 1)
-        assert len(answer.json()["items"]) == 1
-        assert tuple(await provisioner.database.fetchrow(wanted)) == (120, 0.5, revision_id())
-        answer = await client.post("/pools/linux/rollback", json={"reason": "r", "to_revision": 2})
-        assert answer.json()["revisions"]["zone-a"]["image"] == "linux-2"
-        assert tuple(await provisioner.database.fetchrow(wanted)) == (120, 0.5, revision_id(image="linux-2"))
-        whole = {"reason": "r", "to_revision": 1, "whole": True}
-        refused = await client.post("/pools/linux/rollback", json=whole)
-        assert refused.json()["type"] == "urn:slipway:problem:confirmation-required"
-        confirmed = whole | {"confirm": refused.json()["digest"]}
-        assert (await client.post("/pools/linux/rollback", json=confirmed)).status_code == 200
-        assert tuple(await provisioner.database.fetchrow(wanted)) == (300, 1, revision_id())
-
-
-async def test_a_second_rollback_goes_further_back(provisioner: Provisioner, tmp_path: Path) -> None:
-    """It never returns to what a rollback has left, unless that is asked for or was declared again."""
-    for image in ("linux-1", "linux-2", "linux-3"):
-        await provisioner.declare(with_image(image))
-    async with administrator(provisioner, tmp_path) as client:
-
-        async def rolled_back(**body: Any) -> Any:
-            answer = await client.post("/pools/linux/rollback", json={"reason": "r"} | body)
-            return answer.json()["revisions"]["zone-a"]["image"] if answer.status_code == 200 else answer.status_code
-
-        assert [await rolled_back() for _ in range(3)] == ["linux-2", "linux-1", 409]
-        refused = (await client.get("/pools/linux/rollback")).json()["refused"]
-        assert refused == (
-            "rollbacks of worker pool linux have left every earlier revision of its launch configs; "
-            "choose an entry of `slipway pool history linux` with --to"
-        )
-        assert await rolled_back(to_revision=2) == "linux-2"
-        await provisioner.declare(with_image("linux-4"))
-        assert await rolled_back() == "linux-2", "declared before the change"
-
-
-async def test_a_rollback_to_an_unproven_revision_keeps_the_proven_one(
-    provisioner: Provisioner, tmp_path: Path
-) -> None:
-    """As the fallback, until the target is proven; what is rolled away from drains. With `now` all others end."""
-    await provisioner.declare()
-    await provisioner.database.execute("UPDATE launch_config SET proven_at = slipway_clock()")
-    for image in ("linux-2", "linux-3"):
-        await provisioner.declare(with_image(image))
-    good, unproven, bad = (revision_id(image=f"linux-{number}") for number in (1, 2, 3))
-    assert await states(provisioner) == {good: "natural", unproven: "draining", bad: "active"}
-    async with administrator(provisioner, tmp_path) as client:
-        answer = await client.post("/pools/linux/rollback", json={"reason": "r"})
-        assert answer.json()["revisions"]["zone-a"]["image"] == "linux-2"
-        assert await states(provisioner) == {good: "rollback", unproven: "active", bad: "draining"}
-        await provisioner.declare(with_image("linux-4"))
-        await provisioner.events()
-        answer = await client.post("/pools/linux/rollback", json={"reason": "leaked", "replace": "now"})
-        assert answer.json()["revisions"]["zone-a"]["image"] == "linux-2"
-        drains = [event for event in await provisioner.events() if isinstance(event, LaunchConfigDraining)]
-        ended = {event.launch_config_id for event in drains if event.terminate}
-        assert ended == {good, bad, revision_id(image="linux-4")}
-
-
-async def test_history_and_audit_have_the_command_and_its_reason(provisioner: Provisioner, tmp_path: Path) -> None:
-    """Of every change of a pool, also on the drains that it makes."""
-    await provisioner.declare()
-    async with administrator(provisioner, tmp_path) as client:
-        for image, action, reason in (("linux-2", "put", ""), ("linux-3", "set-image", "patched kernel")):
-            wanted = with_image(image)["worker_pools"][0]
-            params = {"reason": reason} | ({"action": action} if reason else {})
-            assert (await client.put("/pools/linux", json=wanted, params=params)).status_code == 200
-        assert (await client.post("/pools/linux/rollback", json={"reason": "no boot"})).status_code == 200
-        expected = [("rollback", "no boot"), ("set-image", "patched kernel"), ("put", ""), ("apply", "")]
-        for path in ("/pools/linux/history", "/audit?kind=config&subject=zone-a"):
-            items = (await client.get(path)).json()["items"]
-            assert [(item["action"], item["reason"]) for item in items] == expected
-        assert (await client.put("/pools/linux?action=invented", json=wanted)).status_code == 422
-    drains = [event for event in await provisioner.events() if isinstance(event, LaunchConfigDraining)]
-    assert [event.reason.partition(": ")[2] for event in drains] == ["patched kernel", "no boot"]
-
-
-async def test_a_rollback_keeps_a_change_made_meanwhile(provisioner: Provisioner, tmp_path: Path) -> None:
-    """One between its reading and its writing."""
-    await provisioner.declare()
-    await provisioner.declare(with_image("linux-2"))
-    async with administrator(provisioner, tmp_path) as client, provisioner.database.acquire() as other:
-        transaction = other.transaction()
-        await transaction.start()
-        spec = "jsonb_set(spec, '{max_capacity}', '40')"
-        await other.execute(f"UPDATE worker_pool SET max_capacity = 40, spec = {spec}, spec_digest = 'd', revision = 9")
-        rolling = provisioner.start(awaited(client.post("/pools/linux/rollback", json={"reason": "r"})))
-        await provisioner.until_waiting(rolling)
-        await transaction.commit()
-        assert (await rolling).status_code == 200
-    row = await provisioner.database.fetchrow("SELECT max_capacity, spec FROM worker_pool")
-    assert (row["max_capacity"], row["spec"]["max_capacity"]) == (40, 40)
-    assert row["spec"]["launch_configs"][0]["image"] == "linux-1"
-
-
-async def test_a_removed_pool_can_be_rolled_back(provisioner: Provisioner, tmp_path: Path) -> None:
-    await provisioner.declare()
-    await provisioner.declare(declared() | {"worker_pools": []})
-    async with administrator(provisioner, tmp_path) as client:
-        refused = await client.post("/pools/linux/rollback", json={"reason": "not meant"})
-        assert (refused.status_code, "with --whole" in refused.json()["detail"]) == (409, True)
-        answer = await client.post("/pools/linux/rollback", json={"reason": "not meant", "whole": True})
-        assert [item["result"] for item in answer.json()["items"]] == ["reactivated", "reactivated"]
-        shown = (await client.get("/pools/linux")).json()
-        assert (shown["max_capacity"], shown["owner"]) == (100, "test")
-
-
-async def test_audit(provisioner: Provisioner, tmp_path: Path) -> None:
-    """Each row has who made the change, and the fields that changed, before and after."""
-    await provisioner.declare()
-    await provisioner.declare(with_image("linux-2", max_capacity=50), by="ann")
-    await provisioner.declare(declared() | {"worker_pools": []}, by="bob", action="apply")
-    async with administrator(provisioner, tmp_path) as client:
-        of_pool = (await client.get("/audit", params={"kind": "pool", "subject": "linux"})).json()["items"]
-        assert [(row["by"], row["result"]) for row in of_pool] == [
-            ("bob", "archived"),
-            ("ann", "updated"),
-            ("test", "created"),
-        ]
-        assert (of_pool[1]["before"], of_pool[1]["after"]) == ({"max_capacity": 100}, {"max_capacity": 50})
-        assert of_pool[2]["before"] is None
-        assert of_pool[2]["after"].items() >= {"max_capacity": 100, "owner": "test"}.items()
-        assert (of_pool[0]["before"]["max_capacity"], of_pool[0]["after"]) == (50, None)
-        (_, changed, _) = (await client.get("/audit?kind=config&subject=zone-a")).json()["items"]
-        hashes = [id_.removeprefix("zone-a@") for id_ in (revision_id(), revision_id(image="linux-2"))]
-        assert changed["before"] == {"revision": hashes[0], "image_revision": "linux-1"}
-        assert changed["after"] == {"revision": hashes[1], "image_revision": "linux-2"}
-        unknown = await client.get("/audit?kind=sector")
-        expected = "'account', 'capacity', 'pool', 'config',"
-        assert (unknown.status_code, expected in unknown.json()["detail"]) == (
-            422,
-            True,
-        )
-        for since, found in (("12:00:00Z", of_pool), ("12:00:01Z", [])):
-            query = {"since": f"2026-01-01T{since}", "kind": "pool"}
-            assert (await client.get("/audit", params=query)).json()["items"] == found
-    before = await everything(provisioner)
-    await provisioner.declare(declared() | {"worker_pools": []})
-    assert await everything(provisioner) == before
-
-
 SCRIPT: Final = "#!/bin/sh\nPASSWORD=hunter2 start-worker '{{user_data}}'\n"
 
 
@@ -1039,50 +553,6 @@ async def test_settings_are_shown_by_their_names(
     assert rows
     shown += [*(row["value"] for row in rows), caplog.text, *capsys.readouterr()]
     assert not [text for text in shown if "hunter2" in text]
-
-
-async def test_audit_of_commands(provisioner: Provisioner, tmp_path: Path) -> None:
-    """A pause, a freeze and their ends are recorded under their own names."""
-    await provisioner.declare()
-    async with administrator(provisioner, tmp_path) as client:
-        for path in ("/pools/linux/pause", "/pools/linux/resume", "/pools/linux/freeze", "/pools/linux/unfreeze"):
-            assert (await client.post(path, json={"reason": "drill"})).status_code == 200
-        for path in ("/launch-configs/zone-a/pause", "/launch-configs/zone-a/resume"):
-            assert (await client.post(path, json={"reason": "drill"})).status_code == 200
-        items = (await client.get("/audit?limit=6")).json()["items"]
-    assert [(row["subject_id"], row["action"], row["by"], row["reason"]) for row in reversed(items)] == [
-        *(("linux", action, "admin", "drill") for action in ("pause", "resume", "freeze", "unfreeze")),
-        *(("zone-a", action, "admin", "drill") for action in ("pause", "resume")),
-    ]
-
-
-async def test_a_confirmation_covers_what_is_created(provisioner: Provisioner) -> None:
-    """Nothing of it is shown by its change: another image after the question is asked about again."""
-    await provisioner.declare(with_image("linux-1", id="old"))
-    asked = with_image("linux-2", "zone-b")
-    async with provisioner.database.acquire() as db:
-        listed = await apply_body(db, asked, dry_run=True, confirm="")
-        assert [*map(str, listed.dangers)] == ["worker pool old is removed"]
-        other = with_image("linux-3", "zone-b")
-        with pytest.raises(ConfirmationRequired):
-            await apply_body(db, other, confirm=listed.digest)
-        assert (await apply_body(db, asked, confirm=listed.digest)).applied
-
-
-@pytest.mark.parametrize(
-    "terms",
-    [{"strategy": "now", "terminate": True}, {"strategy": "rolling"}, {"drain_seconds": 9.0}, {"terminate": True}],
-)
-async def test_a_confirmation_covers_the_replacement(provisioner: Provisioner, terms: dict[str, Any]) -> None:
-    """One for a natural replacement confirms no other, which stops workers at once or at a deadline."""
-    await provisioner.declare(declared("zone-a", max_capacity=10))
-    asked = with_image("linux-2", "zone-a", max_capacity=30)
-    async with provisioner.database.acquire() as db:
-        listed = await apply_body(db, asked, dry_run=True, confirm="")
-        assert listed.dangers
-        with pytest.raises(ConfirmationRequired):
-            await apply_body(db, asked, confirm=listed.digest, **terms)
-        assert (await apply_body(db, asked, confirm=listed.digest)).applied
 
 
 async def test_lines_without_an_owner_are_those_of_the_caller(provisioner: Provisioner, tmp_path: Path) -> None:
