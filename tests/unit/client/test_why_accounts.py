@@ -12,7 +12,7 @@ from slipway_client.view.why.pools import of_pool
 from tests.support.answers import ACCOUNT as ANSWERED
 from tests.support.answers import ANSWERS, served
 from tests.unit.client.test_commands import slipway
-from tests.unit.client.test_why import CALM, NOW, POOL, SOURCE, config, tripped
+from tests.support.why import CALM, NOW, POOL, SOURCE, config, tripped
 
 ALLOW: Final = "allow ec2:RunInstances in the policy of the caller"
 DENIED: Final = {
