@@ -11,8 +11,8 @@ from slipway_client.view.why.explanation import Explanation
 from slipway_client.view.why.pools import of_pool
 from tests.support.answers import ACCOUNT as ANSWERED
 from tests.support.answers import ANSWERS, served
-from tests.unit.client.test_commands import slipway
 from tests.support.why import CALM, NOW, POOL, SOURCE, config, tripped
+from tests.unit.client.test_commands import slipway
 
 ALLOW: Final = "allow ec2:RunInstances in the policy of the caller"
 DENIED: Final = {
