@@ -1,10 +1,11 @@
-"""The provisioner under interleavings: no test may end with a deadlock, which PostgreSQL would end by a victim."""
+"""Two services under interleavings. No test of the provisioner may end with a deadlock, which PostgreSQL would end."""
 
 from collections.abc import AsyncIterator
 from typing import Final
 
 import pytest
 
+from tests.support.lease_broker import Broker, terms
 from tests.support.provisioner import Provisioner
 
 DEADLOCKS: Final = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
@@ -15,3 +16,11 @@ async def provisioner(provisioner: Provisioner) -> AsyncIterator[Provisioner]:
     yield provisioner
     await provisioner.database.execute("SELECT pg_stat_force_next_flush()")
     assert await provisioner.database.fetchval(DEADLOCKS) == 0
+
+
+@pytest.fixture
+async def broker(broker: Broker) -> Broker:
+    """With a limit of 3."""
+    await broker.declare(terms(limit=3))
+    await broker.events()
+    return broker

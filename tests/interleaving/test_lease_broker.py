@@ -1,79 +1,36 @@
-"""Two sessions on one lease pool, for every locking statement of the lease-broker: never over the limit, no double
-grant, no lost wake-up, no revived lease."""
+"""Two sessions on one lease pool: never over the limit, no double grant, no lost wake-up, no revived lease."""
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Final
-
-import msgspec
-import pytest
 
 import slipway_lease_broker
 from slipway_common.database.postgres import Connection
 from slipway_common.database.retention import DAY_SECONDS
-from slipway_common.declaration.changes import ConfirmationRequired
-from slipway_common.events.lease import (
-    LeaseConfirmed,
-    LeaseExpired,
-    LeaseGranted,
-    LeaseGroup,
-    LeaseLimitChanged,
-    LeaseLost,
-    LeaseReleased,
-)
+from slipway_common.events.lease import LeaseConfirmed, LeaseExpired, LeaseGranted, LeaseGroup, LeaseLost, LeaseReleased
 from slipway_lease_broker import apply
-from slipway_lease_broker.apply import Act, Action
-from slipway_lease_broker.domain.declaration import Declaration, Declared, change
 from slipway_lease_broker.domain.exchange import Submission
 from slipway_lease_broker.domain.reception import Downtime, Reception
 from slipway_lease_broker.domain.sender import Sender
-from slipway_lease_broker.domain.terms import Backoff, Policy
-from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.sweep import sweep
-from slipway_lease_broker.store import answers, gangs, pools, reception, retention, slots
+from slipway_lease_broker.store import answers, pools, reception, retention, slots
 from slipway_lease_broker.store import terms as live
-from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.harness import PATIENCE_SECONDS, until_ended_or_waiting
 from tests.support.lease_broker import (
     PROVISIONER,
     Broker,
     acquire_request,
     after,
-    broker_on,
     cancel,
     confirm,
     release,
     renew,
     terms,
 )
+from tests.support.lease_decisions import APPLIED, WAITING, during_decision, of_owner
 from tests.support.statements import Covered
 
-WAITING: Final = "SELECT count(*) FROM requests WHERE waiting_units > 0"
-APPLIED: Final = Act(action=Action.APPLY, by="ops", reason="test")
-SET: Final = Act(action=Action.SET, by="ops", reason="test")
 EIGHT_DAYS: Final = 8 * DAY_SECONDS
 locking: Final = Covered(slipway_lease_broker)
-
-
-@pytest.fixture
-async def broker(postgres: EmbeddedPostgres) -> AsyncIterator[Broker]:
-    async with broker_on(postgres) as broker:
-        await broker.declare(terms(limit=3))
-        await broker.events()
-        yield broker
-
-
-async def during_decision(broker: Broker, work: Coroutine[Any, Any, Any], *, table: str = "leases") -> None:
-    """Start the work while a decision has read and cannot write yet, since this table is locked; then let both end."""
-    async with broker.pool.acquire() as blocker:
-        async with blocker.transaction():
-            await blocker.execute(f"LOCK TABLE {table} IN SHARE MODE")
-            decision = broker.start(broker.loop.step(broker.pool))
-            await broker.until_waiting(decision)
-            working = broker.start(work)
-            await broker.until_waiting(decision, working)
-        await asyncio.gather(decision, working)
 
 
 @locking("store.terms.RESTORED")
@@ -89,11 +46,6 @@ async def test_a_restore_during_a_decision_counts_for_the_next(broker: Broker) -
     await broker.send(acquire_request("second"))
     assert [grant.request_id for grant in await broker.grants()] == ["first"]
     assert await broker.pool.fetchval("SELECT last_token FROM lease_pools") == 2**50
-
-
-def of_owner(owner: str, *declared: Declared) -> Declaration:
-    wanted = [msgspec.structs.replace(pool, owner=owner) for pool in declared]
-    return Declaration(owners=frozenset({owner}), pools=wanted)
 
 
 @locking("store.terms.DRAIN", "store.terms.PIN", "store.terms.REPORT_UNITS")
@@ -345,132 +297,6 @@ async def test_a_member_that_arrives_while_another_starts(broker: Broker) -> Non
     assert [grant.request_id for grant in await broker.grants()] == ["r2"]
 
 
-@locking("store.pools.OWNERS_LOCK", "store.pools.DECLARE")
-async def test_two_declarations_of_a_new_pool(broker: Broker) -> None:
-    """The second compares with the rows of the first: the limit changes once."""
-    wanted = of_owner("a.yaml", terms(limit=3), terms("new", 7))
-    await asyncio.gather(*(apply.declare(broker.pool, wanted, APPLIED) for _ in range(4)))
-    assert [(e.lease_pool_id, e.limit, e.previous_limit) for e in await broker.events()] == [("new", 7, None)]
-    assert await broker.pool.fetchval("SELECT revision FROM lease_pools WHERE id = 'new'") == 1
-
-
-@locking("store.pools.OWNERS_LOCK", "store.pools.SHARED_LOCK")
-async def test_declarations_of_one_owner_take_turns(broker: Broker) -> None:
-    """The second finds what the first declared; another owner waits for neither."""
-    async with broker.pool.acquire() as db:
-        async with db.transaction():
-            await pools.take_turns(db, ["a.yaml"], prune=False)
-            second = broker.start(apply.declare(broker.pool, of_owner("a.yaml", terms("new")), APPLIED))
-            await broker.until_waiting(second)
-            await apply.declare(broker.pool, of_owner("b.yaml", terms("other")), APPLIED)
-            await apply.record(db, [change(None, terms("first", owner="a.yaml"))], APPLIED)
-        with pytest.raises(ConfirmationRequired, match="lease pool first is removed"):
-            await second
-
-
-@locking("store.pools.PRUNE_LOCK", "store.pools.SHARED_LOCK")
-@pytest.mark.parametrize("prunes_first", [True, False])
-async def test_a_declaration_that_prunes_waits_for_those_of_all_owners(broker: Broker, prunes_first: bool) -> None:
-    async with broker.pool.acquire() as db:
-        async with db.transaction():
-            await pools.take_turns(db, ["a.yaml"], prune=prunes_first)
-            wanted = msgspec.structs.replace(of_owner("b.yaml", terms()), prune=not prunes_first)
-            other = broker.start(apply.declare(broker.pool, wanted, APPLIED))
-            await broker.until_waiting(other)
-        await other
-
-
-@locking("store.pools.DECLARE", "store.pools.CLAIM")
-async def test_a_declaration_locks_only_the_pools_that_it_changes(broker: Broker) -> None:
-    """While it waits for one of them, the others grant and take commands, and a preview waits for none."""
-    await broker.declare(terms("a", 3), terms(limit=3))
-    await broker.send(acquire_request("first", pool="a"))
-    wanted = Declaration(owners=frozenset({""}), pools=[terms("a", 3), terms(limit=5)])
-    async with broker.pool.acquire() as blocker:
-        async with blocker.transaction():
-            await pools.lock(blocker, ["sim-a"])
-            declaring = broker.start(apply.declare(broker.pool, wanted, APPLIED))
-            await broker.until_waiting(declaring)
-            assert [grant.request_id for grant in await broker.grants()] == ["first"]
-            await broker.send(acquire_request("second", pool="a"))
-            preview = await apply.preview(broker.pool, wanted)
-        changes = await declaring
-    assert [made.result for made in preview] == [made.result for made in changes] == ["unchanged", "updated"]
-
-
-@pytest.mark.parametrize("declared_first", [True, False])
-@locking("store.tenants.END_BACKOFFS")
-async def test_a_failure_beside_a_declaration_without_backoff(broker: Broker, declared_first: bool) -> None:
-    """The one that waits for the pool sees what the other has committed: the tenant does not back off."""
-    await broker.declare(terms(policy=Policy(backoff=Backoff(seconds=600))))
-    await broker.send(acquire_request("first"))
-    (grant,) = await broker.grants()
-    wanted = of_owner("a.yaml", terms(policy=Policy(backoff=None)))
-    declaring, failing = apply.declare(broker.pool, wanted, APPLIED), broker.send(release(grant, result="failed"))
-    async with broker.pool.acquire() as blocker:
-        async with blocker.transaction():
-            await pools.lock(blocker, ["sim-a"])
-            first = broker.start(declaring if declared_first else failing)
-            await broker.until_waiting(first)
-            second = broker.start(failing if declared_first else declaring)
-            await broker.until_waiting(first, second)
-        await asyncio.gather(first, second)
-    assert await broker.pool.fetchval("SELECT coalesce(max(failures), 0) FROM tenants") == 0
-
-
-@locking("store.pools.DECLARE")
-async def test_a_pool_changed_while_a_declaration_waits_is_compared_again(broker: Broker) -> None:
-    """The declaration is based on what the operator has set meanwhile, and asks again if that makes it dangerous."""
-    async with broker.pool.acquire() as db:
-        for limit, wanted, expected in ((4, 5, (4, 5)), (1, 6, None)):
-            async with db.transaction():
-                await pools.lock(db, ["sim-a"])
-                (before,) = await pools.declared(db, ["sim-a"])
-                declaring = broker.start(apply.declare(broker.pool, of_owner("a.yaml", terms(limit=wanted)), APPLIED))
-                await broker.until_waiting(declaring)
-                await apply.set_terms(db, before, msgspec.structs.replace(before, limit_units=limit), SET)
-            if expected is None:
-                with pytest.raises(ConfirmationRequired, match="grows from 1 to 6"):
-                    await declaring
-            else:
-                (made,) = await declaring
-                assert made.fields["limit"] == expected
-    row = await broker.pool.fetchrow("SELECT limit_units, revision, owner FROM lease_pools")
-    assert tuple(row) == (1, 4, "a.yaml")
-
-
-@locking("store.pools.DECLARE")
-async def test_a_declaration_gives_up_when_its_pools_keep_changing(broker: Broker) -> None:
-    """It changes nothing then. Callers wait for the table in the order in which they came."""
-
-    async def set_limit(limit: int) -> None:
-        async with broker.pool.acquire() as db, db.transaction():
-            await db.execute("LOCK TABLE lease_pools IN SHARE ROW EXCLUSIVE MODE")
-            locked[limit].set()
-            await asked[limit].wait()
-            (before,) = await pools.declared(db, ["sim-a"])
-            await apply.set_terms(db, before, msgspec.structs.replace(before, limit_units=limit), SET)
-
-    limits = (4, 5, 6, 7)
-    locked, asked = ({limit: asyncio.Event() for limit in limits} for _ in range(2))
-    setting = broker.start(set_limit(4))
-    await locked[4].wait()
-    declaring = broker.start(apply.declare(broker.pool, of_owner("a.yaml", terms(limit=5)), APPLIED))
-    for limit, next_ in itertools.pairwise(limits):
-        await broker.until_waiting(declaring)
-        waits = broker.start(set_limit(next_))
-        await broker.until_waiting(declaring, waits)
-        asked[limit].set()
-        await setting
-        await locked[next_].wait()
-        setting = waits
-    with pytest.raises(apply.ChangedMeanwhile):
-        await declaring
-    asked[7].set()
-    await setting
-    assert tuple(await broker.pool.fetchrow("SELECT limit_units, owner FROM lease_pools")) == (7, "")
-
-
 @locking("store.retention.DELETE_ENTRIES")
 async def test_the_history_is_pruned_twice_at_once(broker: Broker) -> None:
     """The second does not wait for the first, and leaves its rows to it; newer rows stay."""
@@ -488,29 +314,6 @@ async def test_the_history_is_pruned_twice_at_once(broker: Broker) -> None:
         assert pruning.done(), "pruning waits for a lock"
     await pruning
     assert await broker.pool.fetchval("SELECT min(at) FROM history") == after(61 * DAY_SECONDS)
-
-
-@locking("store.pools.DECLARE")
-async def test_a_limit_lowered_during_a_decision(broker: Broker) -> None:
-    """The decision commits under the limit it read; the new limit comes after it and revokes nothing."""
-    await broker.send(acquire_request("r1", 3))
-    await during_decision(broker, broker.declare(terms(limit=1)))
-    granted, changed = await broker.events()
-    assert isinstance(granted, LeaseGranted)
-    assert isinstance(changed, LeaseLimitChanged)
-    await broker.send(acquire_request("r2"))
-    assert await broker.grants() == []
-    assert await broker.held() == 3
-
-
-@locking("store.pools.DECLARE", "store.pools.CLAIM")
-async def test_a_decision_while_the_limit_is_being_lowered(broker: Broker) -> None:
-    """No grant commits above the limit in force at that commit."""
-    await broker.send(acquire_request("r", 3))
-    async with broker.pool.acquire() as db, db.transaction():
-        await pools.declare(db, [terms(limit=1, revision=2)])
-        assert await broker.loop.step(broker.pool) is False
-    assert [grant.units for grant in await broker.grants()] == [1]
 
 
 @locking("store.requests.LOCK", "store.retention.DELETE_REQUESTS", "store.retention.DELETE_LEASES", "store.pools.LOCK")
@@ -546,99 +349,6 @@ async def test_a_request_repeated_as_it_is_pruned(broker: Broker) -> None:
             await broker.until_waiting(repeat)
         await repeat
     assert [grant.request_id for grant in await broker.grants()] == ["r"]
-
-
-@locking("store.gangs.ADD", "store.gangs.LOCK", "store.gangs.TURN", "store.gangs.DONE", "store.pools.LOCK")
-async def test_gangs_that_want_each_others_pools(broker: Broker) -> None:
-    """Neither waits forever and neither holds a part, in whatever order they name the pools."""
-    await broker.declare(terms("a", 1), terms("b", 1))
-    for round_ in range(10):
-        await asyncio.gather(broker.request_gang(f"x{round_}", a=1, b=1), broker.request_gang(f"y{round_}", b=1, a=1))
-        first = await broker.grants()
-        assert len(first) == 2
-        assert len({grant.request_id for grant in first}) == 1
-        await broker.send(*map(release, first))
-        await asyncio.gather(*(broker.try_gangs() for _ in range(3)))
-        second = await broker.grants()
-        assert sorted(grant.lease_pool_id for grant in second) == ["a", "b"]
-        assert {grant.request_id for grant in first + second} == {f"x{round_}", f"y{round_}"}
-        await broker.send(*map(release, second))
-
-
-@locking("store.gangs.LOCK", "store.gangs.DONE")
-async def test_a_gang_whose_member_is_cancelled_as_it_starts(broker: Broker) -> None:
-    """It starts as a whole, or the rest is given up and its units are freed."""
-    await broker.declare(terms("a", 1), terms("b", 1))
-    await broker.send(acquire_request("other", pool="b"))
-    (other,) = await broker.grants()
-    await broker.request_gang("g", a=1, b=1)
-    assert not await broker.try_gangs()
-    await broker.send(release(other))
-    async with broker.pool.acquire() as db, db.transaction():
-        await broker.send_in(db, cancel("g", pool="b"))
-        trying = broker.start(GangLoop(broker.admissions).step(broker.pool))
-        await broker.until_waiting(trying)
-    assert await trying is False
-    assert await broker.pool.fetchval(WAITING) == 0
-    await broker.send(acquire_request("next", pool="a"))
-    assert [grant.request_id for grant in await broker.grants()] == ["next"]
-
-
-@locking("store.gangs.TURN", "store.pools.CLAIM")
-async def test_units_that_come_free_while_a_gang_is_tried(broker: Broker) -> None:
-    """The attempt waits for the release and sees the units."""
-    await broker.declare(terms("a", 1), terms("b", 1))
-    await broker.send(acquire_request("other", pool="b"))
-    (other,) = await broker.grants()
-    await broker.request_gang("g", a=1, b=1)
-    async with broker.pool.acquire() as db, db.transaction():
-        await broker.send_in(db, release(other))
-        trying = broker.start(GangLoop(broker.admissions).step(broker.pool))
-        await broker.until_waiting(trying)
-    assert await trying is True
-    assert len(await broker.grants()) == 2
-
-
-@locking("store.gangs.LOSE_TURN", "store.terms.DRAIN", "store.pools.MARK")
-async def test_a_pool_that_is_drained_as_a_gang_is_tried(broker: Broker) -> None:
-    """The attempt waits for the drain and sees that the gang cannot start: the next decision grants its reserved units
-    to others."""
-    await broker.declare(terms("a", 1), terms("b", 1))
-    await broker.send(acquire_request("other", pool="b"))
-    (other,) = await broker.grants()
-    await broker.request_gang("g", a=1, b=1)
-    await broker.send(acquire_request("next", pool="a"))
-    assert await broker.grants() == []
-    await broker.send(release(other))
-    async with broker.pool.acquire() as db, db.transaction():
-        await live.drain(db, "b", "maintenance")
-        trying = broker.start(GangLoop(broker.admissions).step(broker.pool))
-        await broker.until_waiting(trying)
-    assert await trying is False
-    assert [grant.request_id for grant in await broker.grants()] == ["next"]
-
-
-@locking("store.gangs.PUT_OFF", "store.gangs.ADD")
-async def test_a_gang_repeated_as_it_is_put_off(broker: Broker) -> None:
-    """The repetition neither undoes the postponement nor is lost by it."""
-    await broker.declare(terms("a", 1), terms("b", 1))
-    await broker.send(acquire_request("other", pool="b"))
-    await broker.decide()
-    await broker.request_gang("g", a=1, b=1)
-    await broker.set_clock(5)
-    async with broker.pool.acquire() as db:
-        async with db.transaction():
-            await broker.request_gang_in(db, "g", a=1, b=1)
-            putting = broker.start(gangs.put_off(broker.pool, "g", seconds=30))
-            await broker.until_waiting(putting)
-        await putting
-        await broker.decide()
-        assert await gangs.ready(db) == []
-        await broker.set_clock(35)
-        assert await gangs.ready(db) == ["g"]
-        gang = await gangs.named(db, "g")
-    assert gang is not None
-    assert (gang.requested_at, gang.last_requested_at) == (after(0), after(5))
 
 
 @locking("store.retention.DELETE_GROUPS", "store.groups.SAVE", "store.retention.DELETE_TENANTS", "store.tenants.SAVE")
