@@ -2,9 +2,7 @@
 
 import subprocess
 import sys
-from typing import Any, Final
-
-import pytest
+from typing import Final
 
 NOWHERE = "http://127.0.0.1:1"
 COMMAND = [sys.executable, "-c", "from slipway_client.cli.main import app; app(prog_name='slipway')", "lease"]
@@ -24,10 +22,3 @@ def run(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedPr
         timeout=SECONDS,
         check=False,
     )
-
-
-@pytest.fixture
-def options(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setenv("SLIPWAY_STATE_DIR", environment["SLIPWAY_STATE_DIR"])
-    monkeypatch.delenv("SLIPWAY_LEASE", raising=False)
-    return {"url": environment["SLIPWAY_LEASE_BROKER_URL"], "token": "secret"}

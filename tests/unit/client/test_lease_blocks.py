@@ -16,6 +16,13 @@ from tests.support.lease_answers import ACQUIRE, LEASE, RELEASE, RENEW, UNLEASED
 from tests.support.lease_commands import CANCEL, NOWHERE, SECONDS, TTL_SECONDS
 
 
+@pytest.fixture
+def options(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setenv("SLIPWAY_STATE_DIR", environment["SLIPWAY_STATE_DIR"])
+    monkeypatch.delenv("SLIPWAY_LEASE", raising=False)
+    return {"url": environment["SLIPWAY_LEASE_BROKER_URL"], "token": "secret"}
+
+
 def test_a_block_holds_a_lease(broker: LeaseBroker, options: dict[str, Any]) -> None:
     with lease("aws-ci", hold_seconds=60.0, **options) as held:
         assert (held.lease_id, held.fencing_token, held.lost.is_set()) == (LEASE, 7, False)
