@@ -71,6 +71,7 @@ WHOLE: Final = tuple(
     f"tests/integration/test_{name}.py"
     for name in (
         "consume",
+        "bad_records",
         "relay",
         "leader_loop",
         "takeover",
