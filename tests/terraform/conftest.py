@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.terraform import installed
+from tests.support.terraform_fleet import Fleet, fleet_on
 from tests.support.terraform_runs import Place, new_place
 
 if TYPE_CHECKING:
@@ -48,3 +50,9 @@ def sockets() -> Iterator[Path]:
     """Folder for the sockets of plugins, whose paths have little room."""
     with tempfile.TemporaryDirectory(prefix="tf-", dir="/tmp") as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+async def fleet(postgres: EmbeddedPostgres) -> AsyncIterator[Fleet]:
+    async with fleet_on(postgres) as fleet:
+        yield fleet
