@@ -5,7 +5,9 @@ from typing import Final
 
 import pytest
 
+from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.lease_broker import Broker, terms
+from tests.support.pairs import Pair, pair_on
 from tests.support.provisioner import Provisioner
 
 DEADLOCKS: Final = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
@@ -24,3 +26,9 @@ async def broker(broker: Broker) -> Broker:
     await broker.declare(terms(limit=3))
     await broker.events()
     return broker
+
+
+@pytest.fixture
+async def pair(postgres: EmbeddedPostgres) -> AsyncIterator[Pair]:
+    async with pair_on(postgres) as sessions:
+        yield sessions

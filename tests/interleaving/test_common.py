@@ -1,9 +1,7 @@
-"""Two concurrent sessions for every locking statement of slipway_common: positions, sequence numbers, revisions and
-dead letters are as if the sessions had run one after the other."""
+"""Two sessions on positions, leaders, incarnations and schemas."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -13,102 +11,23 @@ import pytest
 
 import slipway_common
 from slipway_common.base.clock import utc_now
-from slipway_common.base.ids import new_id
-from slipway_common.database import alerts, migrate, postgres
+from slipway_common.database import migrate
 from slipway_common.database.postgres import Connection
-from slipway_common.database.retention import DAY_SECONDS
-from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.alert import AlertRaised
 from slipway_common.events.signal import SignalRaised
-from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, POOL_DEMAND, WORKER_LIFECYCLE
-from slipway_common.messaging import consume, dead_letters, incarnation, leadership, outbox, relay, retention
+from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL
+from slipway_common.messaging import consume, incarnation, leadership, outbox
 from slipway_common.messaging.consume import Consumer, Fenced, Owned
-from slipway_common.messaging.dead_letters import Replayed
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.incarnation import Incarnation, Sent
 from slipway_common.messaging.records import Record
-from slipway_common.messaging.relay import partition_for
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
-from tests.support.harness import SERVICE, record_words, report, until
+from tests.support.harness import SERVICE, record_words, report
+from tests.support.pairs import CONSUMER, TOPIC, Pair, claim, record
 from tests.support.statements import Covered
 
-CONSUMER: Final = Consumer(SERVICE, WORKER_LIFECYCLE, record_words)
-TOPIC: Final = WORKER_LIFECYCLE.name
 locking: Final = Covered(slipway_common)
-
-
-class Pair:
-    """Two sessions of a service on one database, and their tasks."""
-
-    def __init__(self, url: str, a: Connection, b: Connection) -> None:
-        self.url = url
-        self.a = a
-        self.b = b
-        self.started: list[asyncio.Task[Any]] = []
-
-    async def b_waits(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start the work of B, which must block on a lock held by A."""
-        task = asyncio.create_task(work)
-        self.started.append(task)
-        watch = await postgres.session(self.url, SERVICE)
-        try:
-            query = "SELECT $1 = ANY(pg_blocking_pids($2))"
-            pids = self.a.get_server_pid(), self.b.get_server_pid()
-
-            async def waits_or_ended() -> bool:
-                return task.done() or await watch.fetchval(query, *pids)
-
-            await until(waits_or_ended, "B waits")
-        finally:
-            await watch.close()
-        assert not task.done(), "B did not wait"
-        return task
-
-    async def words(self) -> list[str]:
-        return [row["word"] for row in await self.a.fetch("SELECT word FROM effect ORDER BY id")]
-
-
-@pytest.fixture
-async def pair(postgres: EmbeddedPostgres) -> AsyncIterator[Pair]:
-    async with pair_on(postgres) as sessions:
-        yield sessions
-
-
-@contextlib.asynccontextmanager
-async def pair_on(server: EmbeddedPostgres) -> AsyncIterator[Pair]:
-    name = harness.new_name()
-    await harness.make_template(server, name)
-    url = server.url(name)
-    patient = {"idle_in_transaction_session_timeout": "0"} | harness.PATIENT
-    a, b = [await postgres.session(url, SERVICE, **patient) for _ in range(2)]
-    sessions = Pair(url, a, b)
-    try:
-        yield sessions
-    finally:
-        for task in sessions.started:
-            task.cancel()
-        a.terminate()
-        b.terminate()
-        await asyncio.gather(*sessions.started, return_exceptions=True)
-
-
-def record(
-    offset: int, word: str, *, partition: int = 0, subject: str = "w1", numbered: bool = True, event_id: str = ""
-) -> Record:
-    event = report(subject, word)
-    envelope = Envelope(id=event_id or new_id(), type=event.type, source="/s", subject=subject, time=utc_now())
-    if numbered:
-        envelope = msgspec.structs.replace(envelope, sequence_number=offset + 1, previous=offset)
-    headers = encode(envelope)
-    value = b"{" if word == "cut" else msgspec.json.encode(event)
-    return Record(TOPIC, partition, offset, subject.encode(), value, headers, 0)
-
-
-async def claim(db: Connection, partition: int = 0) -> Owned:
-    return (await consume.claim(db, TOPIC, partition, "cluster"))[0]
-
-
-# Positions.
 
 
 @locking("messaging.consume.CLAIM")
@@ -188,9 +107,6 @@ async def test_an_external_event_in_two_partitions(pair: Pair, *, committed: boo
     await (first.commit() if committed else first.rollback())
     assert await second == Owned(1, 1)
     assert await pair.words() == ["a"]
-
-
-# Leader election.
 
 
 def signal(offset: int, **attributes: Any) -> Record:
@@ -279,360 +195,6 @@ async def test_turns_one_after_the_other(pair: Pair) -> None:
     assert await pair.a.fetchval(leadership.TURN, 1) == ahead
 
 
-# Events.
-
-
-async def enqueue(db: Connection, *events: Any) -> None:
-    async with db.transaction():
-        await outbox.enqueue(db, events)
-
-
-@locking("messaging.outbox.ENQUEUE")
-@pytest.mark.parametrize("committed", [True, False])
-async def test_revisions_follow_the_order_of_commits(pair: Pair, *, committed: bool) -> None:
-    """The second writer of a subject gets its revision and identity after the first has ended, without a gap."""
-    first = pair.a.transaction()
-    await first.start()
-    await outbox.enqueue(pair.a, [report("w1", "a"), report("w2", "a"), report("w1", "b")])
-    second = await pair.b_waits(enqueue(pair.b, report("w1", "c"), report("w3", "c")))
-    await (first.commit() if committed else first.rollback())
-    await second
-    rows = await pair.a.fetch("SELECT subject, revision, value FROM outbox ORDER BY id")
-    got = [(r["subject"], r["revision"], msgspec.json.decode(r["value"])["kind"]) for r in rows]
-    before = [("w1", 1, "a"), ("w2", 1, "a"), ("w1", 2, "b")] if committed else []
-    assert got == [*before, ("w1", len(before[::2]) + 1, "c"), ("w3", 1, "c")]
-
-
-@locking("messaging.outbox.ENQUEUE")
-async def test_subjects_are_locked_in_one_order(pair: Pair) -> None:
-    """Two writers of the same subjects in opposite orders: no deadlock, no duplicate revision."""
-    for _ in range(25):
-        names = [f"w{n}" for n in range(20)]
-        await asyncio.gather(
-            enqueue(pair.a, *(report(name, "a") for name in names)),
-            enqueue(pair.b, *(report(name, "b") for name in reversed(names))),
-        )
-    revisions = await pair.a.fetch("SELECT array_agg(revision ORDER BY id) AS r FROM outbox GROUP BY subject")
-    assert [row["r"] for row in revisions] == [list(range(1, 51))] * 20
-
-
-LONG_AGO: Final = """
-UPDATE outbox_subject SET (created_at, touched_at)
-    = (slipway_clock() - interval '9 days', slipway_clock() - interval '9 days')"""
-EIGHT_DAYS: Final = 8 * DAY_SECONDS
-OLD_GAP: Final = """
-INSERT INTO gap (topic, partition, kind, detail, at)
-SELECT 't', 0, 'k', format('%s days ago', $1::int), slipway_clock() - make_interval(days => $1)"""
-
-
-@locking("messaging.retention.DELETE_SUBJECTS", "messaging.outbox.ENQUEUE")
-async def test_an_active_subject_is_not_pruned(pair: Pair) -> None:
-    """Pruning passes over a subject that a writer has locked."""
-    await enqueue(pair.a, report("w1", "a"))
-    await pair.a.execute(LONG_AGO)
-    async with pair.a.transaction():
-        await outbox.enqueue(pair.a, [report("w1", "b")])
-        assert await pair.b.execute(retention.DELETE_SUBJECTS.text, EIGHT_DAYS) == "DELETE 0"
-    assert await pair.b.execute(retention.DELETE_SUBJECTS.text, EIGHT_DAYS) == "DELETE 0"
-    assert await pair.a.fetchval("SELECT revision FROM outbox_subject") == 2
-
-
-@locking("messaging.retention.DELETE_SUBJECTS", "messaging.outbox.ENQUEUE")
-async def test_an_event_during_the_pruning_of_its_subject(pair: Pair) -> None:
-    """The writer waits for the deletion and restarts at revision 1; its event is not lost."""
-    await enqueue(pair.a, report("w1", "a"))
-    await pair.a.execute(LONG_AGO)
-    async with pair.a.transaction():
-        assert await pair.a.execute(retention.DELETE_SUBJECTS.text, EIGHT_DAYS) == "DELETE 1"
-        speaking = await pair.b_waits(enqueue(pair.b, report("w1", "b")))
-    await speaking
-    assert [row["revision"] for row in await pair.a.fetch("SELECT revision FROM outbox ORDER BY id")] == [1, 1]
-
-
-@locking("messaging.retention.DELETE_SEEN_EVENTS", "messaging.consume.RECORD_EVENT_IDS")
-async def test_an_external_event_repeated_while_it_is_pruned(pair: Pair) -> None:
-    """The repeat waits for the deletion and is then applied as new."""
-    owned = await claim(pair.b)
-    owned = await consume.apply(pair.b, CONSUMER, owned, [record(0, "a", numbered=False, event_id="one")])
-    await pair.a.execute("UPDATE seen_event SET seen_at = slipway_clock() - interval '8 days'")
-    async with pair.a.transaction():
-        assert await pair.a.execute(retention.DELETE_SEEN_EVENTS.text, 7 * DAY_SECONDS) == "DELETE 1"
-        late = [record(1, "again", numbered=False, event_id="one")]
-        repeat = await pair.b_waits(consume.apply(pair.b, CONSUMER, owned, late))
-    await repeat
-    assert await pair.words() == ["a", "again"]
-
-
-@locking("messaging.retention.DELETE_GAPS")
-async def test_gaps_are_pruned_twice_at_once(pair: Pair) -> None:
-    """The second does not wait for the first, and leaves its rows to it."""
-    for days in (61, 59):
-        await pair.a.execute(OLD_GAP, days)
-    async with pair.a.transaction():
-        assert await pair.a.execute(retention.DELETE_GAPS.text, 60 * DAY_SECONDS) == "DELETE 1"
-        assert await pair.b.execute(retention.DELETE_GAPS.text, 60 * DAY_SECONDS) == "DELETE 0"
-    assert await pair.a.fetchval("SELECT array_agg(detail) FROM gap") == ["59 days ago"]
-
-
-OLD_AUDIT: Final = """
-INSERT INTO audit (at, by, origin, action, reason, kind, subject_id, result)
-SELECT slipway_clock() - make_interval(days => age), 'op', '', 'apply', '', 'account', 'a', 'created'
-FROM unnest('{61, 59}'::int[]) AS ages (age)"""
-
-
-@locking("messaging.retention.DELETE_AUDIT")
-async def test_the_audit_is_pruned_twice_at_once(pair: Pair) -> None:
-    """The second does not wait for the first, and leaves its rows to it."""
-    await pair.a.execute(OLD_AUDIT)
-    async with pair.a.transaction():
-        assert await pair.a.execute(retention.DELETE_AUDIT.text, 60 * DAY_SECONDS) == "DELETE 1"
-        assert await pair.b.execute(retention.DELETE_AUDIT.text, 60 * DAY_SECONDS) == "DELETE 0"
-    assert await pair.a.fetchval("SELECT count(*) FROM audit") == 1
-
-
-# Alerts.
-
-ALERT: Final = AlertRaised(dedup_key="k", subject_kind="pool", subject_id="p", kind="odd", summary="s")
-OVER: Final = AlertResolved(dedup_key="k", subject_kind="pool", subject_id="p", kind="odd", summary="over")
-COUNTED: Final = "SELECT count(*) FILTER (WHERE closed_at IS NULL), count(*) FROM alert"
-
-
-@locking("database.alerts.RAISE", "database.alerts.CLOSE")
-async def test_an_alert_is_raised_while_it_is_raised_and_resolved(pair: Pair) -> None:
-    """The second waits, and changes the same row; one that waited for the end of the alert begins a new one."""
-    async with pair.a.transaction():
-        await alerts.record(pair.a, [ALERT])
-        second = await pair.b_waits(alerts.record(pair.b, [ALERT]))
-    assert [event.revision for event in await second] == [2]
-    async with pair.a.transaction():
-        await alerts.record(pair.a, [OVER])
-        third = await pair.b_waits(alerts.record(pair.b, [ALERT]))
-    assert [event.revision for event in await third] == [1]
-    assert tuple(await pair.a.fetchrow(COUNTED)) == (1, 2)
-
-
-@locking("database.alerts.ADOPT")
-async def test_an_alert_is_raised_while_a_restored_database_is_compared(pair: Pair) -> None:
-    """The comparison waits, and does not resolve what is open by then."""
-    async with pair.a.transaction():
-        await alerts.record(pair.a, [ALERT])
-        comparing = await pair.b_waits(alerts.reconcile(pair.b, [ALERT]))
-    assert await comparing == []
-    assert tuple(await pair.a.fetchrow(COUNTED)) == (1, 1)
-
-
-@locking("database.alerts.SILENCE")
-async def test_an_alert_is_resolved_while_it_is_silenced(pair: Pair) -> None:
-    """There is no alert left to silence."""
-    await alerts.record(pair.a, [ALERT])
-    async with pair.a.transaction():
-        await alerts.record(pair.a, [OVER])
-        silence = await pair.b_waits(alerts.silence(pair.b, "k", until=utc_now(), by="ops", reason="r"))
-    assert await silence is None
-
-
-OLD_ALERTS: Final = """
-UPDATE alert SET published_at = published_at - interval '2 days', raised_at = raised_at - interval '9 days',
-    closed_at = closed_at - interval '91 days'"""
-
-
-@locking("database.alerts.CLAIM_UNPUBLISHED", "database.alerts.MARK_PUBLISHED")
-async def test_an_alert_is_published_again_by_one(pair: Pair) -> None:
-    """The second replica does not wait, and has nothing to publish, now and afterwards."""
-    await alerts.record(pair.a, [ALERT])
-    await pair.a.execute(OLD_ALERTS)
-    async with pair.a.transaction():
-        assert [alert.repeat for alert in await alerts.claim_unpublished(pair.a)] == [True]
-        assert await alerts.claim_unpublished(pair.b) == []
-    assert await alerts.claim_unpublished(pair.b) == []
-
-
-@locking("database.alerts.CLAIM_CLOSED", "database.alerts.MARK_DELETED", "messaging.retention.DELETE_ALERTS")
-async def test_a_closed_alert_leaves_the_topic_once(pair: Pair) -> None:
-    """The second replica does not wait, and the row is pruned by one of them."""
-    await alerts.record(pair.a, [ALERT])
-    await alerts.record(pair.a, [OVER])
-    await pair.a.execute(OLD_ALERTS)
-    async with pair.a.transaction():
-        assert [alert.dedup_key for alert in await alerts.claim_closed(pair.a)] == ["k"]
-        assert await alerts.claim_closed(pair.b) == []
-        assert await pair.b.execute(retention.DELETE_ALERTS.text, 90 * DAY_SECONDS) == "DELETE 0"
-    assert await alerts.claim_closed(pair.b) == []
-    assert await pair.b.execute(retention.DELETE_ALERTS.text, 90 * DAY_SECONDS) == "DELETE 1"
-
-
-# Sequence numbers.
-
-
-@locking("messaging.relay.LOCK")
-async def test_one_relay_at_a_time(pair: Pair) -> None:
-    """The lock is free only after the session that holds it has ended, including its transaction."""
-    assert await pair.a.fetchval(relay.LOCK) is True
-    assert await pair.b.fetchval(relay.LOCK) is False
-    await enqueue(pair.b, report("w1", "a"))
-    unfinished = pair.a.transaction()
-    await unfinished.start()
-    await number(pair.a)
-    await end_session(pair.url, pair.a)
-    await until(lambda: pair.b.fetchval(relay.LOCK))
-    await number(pair.b)
-    assert [tuple(r) for r in await pair.b.fetch("SELECT sequence_number, previous_sequence_number FROM outbox")] == [
-        (1, 0)
-    ]
-
-
-async def number(db: Connection) -> None:
-    rows = await db.fetch(relay.UNNUMBERED)
-    partitions = [partition_for(row["key"], harness.PARTITIONS) for row in rows]
-    await db.execute(relay.NUMBER, [row["id"] for row in rows], [row["topic"] for row in rows], partitions)
-
-
-async def end_session(url: str, session: Connection) -> None:
-    """Terminate the session, like the server does for a stalled one."""
-    administrator = await asyncpg.connect(url)
-    try:
-        await administrator.execute("SELECT pg_terminate_backend($1)", session.get_server_pid())
-    finally:
-        await administrator.close()
-
-
-@locking("messaging.relay.NUMBER")
-async def test_numbers_are_given_once(pair: Pair) -> None:
-    """Two sessions number different rows of the same partitions: the second continues where the first ended."""
-    await enqueue(pair.a, *(report(f"w{n}", "a") for n in range(20)))
-    async with pair.a.transaction():
-        await number(pair.a)
-        rows = await pair.b.fetch("SELECT coalesce(max(id), 0) AS last FROM outbox")
-        await enqueue(pair.b, *(report(f"w{n}", "b") for n in range(20)))
-        later = await pair.b_waits(number_after(pair.b, rows[0]["last"]))
-    await later
-    numbers = await pair.a.fetch(
-        "SELECT partition, array_agg(sequence_number ORDER BY id) AS given, "
-        "array_agg(previous_sequence_number ORDER BY id) AS previous, "
-        "(SELECT p.sequence_number FROM relay_position p WHERE p.partition = o.partition) AS last "
-        "FROM outbox o GROUP BY partition"
-    )
-    assert len(numbers) == harness.PARTITIONS
-    for row in numbers:
-        assert row["given"] == list(range(1, row["last"] + 1))
-        assert row["previous"] == list(range(row["last"]))
-
-
-async def number_after(db: Connection, last: int) -> None:
-    rows = await db.fetch("SELECT id, topic, key FROM outbox WHERE id > $1 ORDER BY id", last)
-    partitions = [partition_for(row["key"], harness.PARTITIONS) for row in rows]
-    await db.execute(relay.NUMBER, [row["id"] for row in rows], [row["topic"] for row in rows], partitions)
-
-
-@locking("messaging.relay.ACKNOWLEDGED")
-async def test_a_late_acknowledgement_deletes_nothing_else(pair: Pair) -> None:
-    """Two relays got the same rows acknowledged: both deletions succeed, later rows remain."""
-    await enqueue(pair.a, report("w1", "a"), report("w2", "a"))
-    await number(pair.a)
-    places = [(row["topic"], row["partition"]) for row in await pair.a.fetch(relay.PLACES)]
-    ids = [row["id"] for row in await pair.a.fetch(relay.LOWEST, *zip(*places, strict=True))]
-    async with pair.a.transaction():
-        assert await pair.a.execute(relay.ACKNOWLEDGED, ids) == "DELETE 2"
-        late = await pair.b_waits(pair.b.execute(relay.ACKNOWLEDGED, ids))
-    assert await late == "DELETE 0"
-    await enqueue(pair.a, report("w1", "b"))
-    assert await pair.b.execute(relay.ACKNOWLEDGED, ids) == "DELETE 0"
-
-
-# Dead letters.
-
-
-async def dead_letter(pair: Pair) -> Owned:
-    """Dead-letter w1 at offset 0 and park one at 1; both would now be applied."""
-    owned = await claim(pair.a)
-    owned = await consume.apply(pair.a, CONSUMER, owned, [record(0, "raise"), record(1, "b")])
-    await pair.a.execute(
-        "UPDATE dead_letter SET value = $1 WHERE state = 'dead'", msgspec.json.encode(report("w1", "a"))
-    )
-    return owned
-
-
-@locking("messaging.dead_letters.LOCK_POSITIONS", "messaging.dead_letters.DELETE", "messaging.consume.ADVANCE")
-async def test_an_event_during_a_replay(pair: Pair) -> None:
-    """The event waits, and is then neither parked behind a record that is no longer dead, nor applied before it."""
-    owned = await dead_letter(pair)
-    async with pair.a.transaction():
-        assert await dead_letters.replay(pair.a, CONSUMER, 0, 0, "ops") == Replayed(2, 0)
-        later = await pair.b_waits(consume.apply(pair.b, CONSUMER, owned, [record(2, "c")]))
-    await later
-    assert await pair.words() == ["a", "b", "c"]
-    assert await pair.a.fetchval("SELECT count(*) FROM dead_letter") == 0
-
-
-@locking("messaging.dead_letters.LOCK_POSITIONS", "messaging.dead_letters.DELETE", "messaging.dead_records.INSERT")
-async def test_a_replay_during_a_batch(pair: Pair) -> None:
-    """The replay waits for the record being parked and includes it."""
-    owned = await dead_letter(pair)
-    async with pair.a.transaction():
-        await consume.apply(pair.a, CONSUMER, owned, [record(2, "c")])
-        replay = await pair.b_waits(dead_letters.replay(pair.b, CONSUMER, 0, 0, "ops"))
-    assert await replay == Replayed(3, 0)
-    assert await pair.words() == ["a", "b", "c"]
-
-
-@locking("messaging.retention.DELETE_DEAD_LETTERS", "messaging.dead_letters.DELETE")
-async def test_dead_letters_are_pruned_beside_their_replay(pair: Pair) -> None:
-    """Pruning passes over those that are being replayed; a replay of those that are being pruned applies them once."""
-    await dead_letter(pair)
-    await pair.a.execute("UPDATE dead_letter SET at = slipway_clock() - interval '15 days'")
-    replayed = pair.a.transaction()
-    await replayed.start()
-    assert await dead_letters.replay(pair.a, CONSUMER, 0, 0, "ops") == Replayed(2, 0)
-    assert await pair.b.execute(retention.DELETE_DEAD_LETTERS.text, 14 * DAY_SECONDS) == "DELETE 0"
-    await replayed.rollback()
-    async with pair.a.transaction():
-        assert await pair.a.execute(retention.DELETE_DEAD_LETTERS.text, 14 * DAY_SECONDS) == "DELETE 2"
-        replay = await pair.b_waits(dead_letters.replay(pair.b, CONSUMER, 0, 0, "ops"))
-    assert await replay == Replayed(2, 0)
-    assert await pair.words() == ["a", "b"]
-
-
-@locking("messaging.dead_records.DELETE_OLDER")
-async def test_two_newest_dead_letters(pair: Pair) -> None:
-    """Two partitions have the newest dead letter of a subject: neither deletes that of the other, but the next does."""
-    demand = Consumer(SERVICE, POOL_DEMAND, record_words)
-    first, second = [(await consume.claim(pair.a, POOL_DEMAND.name, p, "cluster"))[0] for p in (0, 1)]
-    first = await consume.apply(pair.a, demand, first, [malformed(0, 0)])
-    async with pair.a.transaction():
-        first = await consume.apply(pair.a, demand, first, [malformed(0, 1)])
-        other = await pair.b_waits(consume.apply(pair.b, demand, second, [malformed(1, 0)]))
-    await other
-    assert await places(pair) == [(0, 1), (1, 0)]
-    await consume.apply(pair.a, demand, first, [malformed(0, 2)])
-    assert await places(pair) == [(0, 2)]
-
-
-def malformed(partition: int, offset: int) -> Record:
-    """A report of demand without attributes."""
-    return Record(POOL_DEMAND.name, partition, offset, b"p/q", b"{", (), 0)
-
-
-async def places(pair: Pair) -> list[tuple[int, int]]:
-    return [tuple(row) for row in await pair.a.fetch('SELECT partition, "offset" FROM dead_letter ORDER BY 1, 2')]
-
-
-@locking("messaging.dead_letters.LOCK_POSITIONS", "messaging.dead_letters.DELETE", "messaging.dead_letters.FAILED")
-async def test_two_replays(pair: Pair) -> None:
-    """The second finds the result of the first: nothing, or the record that failed again."""
-    await dead_letter(pair)
-    async with pair.a.transaction():
-        await pair.a.execute("UPDATE dead_letter SET value = '{' WHERE state = 'parked'")
-        assert (await dead_letters.replay(pair.a, CONSUMER, 0, 0, "ops")).remaining == 1
-        second = await pair.b_waits(dead_letters.replay(pair.b, CONSUMER, 0, 0, "ops"))
-    with pytest.raises(dead_letters.NotDead):
-        await second
-    assert await pair.words() == ["a"]
-    assert [r["state"] for r in await pair.a.fetch("SELECT state FROM dead_letter")] == ["dead"]
-
-
-# Incarnations.
-
-
 class Ahead:
     """A log that is ahead of the rows of every database."""
 
@@ -704,9 +266,6 @@ async def test_a_person_and_the_relay_renew_at_once(pair: Pair) -> None:
     assert await incarnation.is_current(pair.a, renewed.id)
 
 
-# Schemas.
-
-
 @locking("database.migrate.LOCK_SERVER", "database.migrate.LOCK_SCHEMA")
 async def test_two_migrations_at_once(postgres: EmbeddedPostgres) -> None:
     """Two replicas migrate the same new database to the head: both succeed."""
@@ -718,6 +277,3 @@ async def test_two_migrations_at_once(postgres: EmbeddedPostgres) -> None:
         assert await session.fetchval("SELECT count(*) FROM lease_broker.incarnation") == 1
     finally:
         await session.close()
-
-
-# Completeness.
