@@ -16,7 +16,7 @@ from slipway_common.messaging import dead_letters, kafka, leader_loop, leadershi
 from slipway_common.messaging.consume import Batch, Consumer, claim
 from slipway_common.messaging.leader_loop import LeaderLoop, NotLeader
 from slipway_common.messaging.leadership import Turn
-from tests.integration.test_consume import delete_records, until_read
+from tests.support.consumption import delete_records, until_read
 from tests.support.harness import (
     PARTITIONS,
     PATIENCE_SECONDS,
