@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from slipway_common.base.clock import utc_now
 from slipway_common.base.errors import Transient
@@ -20,7 +19,7 @@ from slipway_common.messaging import consume, kafka
 from slipway_common.messaging.consume import Consumer, Owned
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.records import Received, Record
-from tests.support.consumption import severities, until_read
+from tests.support.consumption import delete_records, severities, until_read
 from tests.support.harness import (
     PARTITIONS,
     SERVICE,
@@ -277,18 +276,6 @@ async def test_retention_gap(place: Place) -> None:
     details = await place.database.fetch("SELECT detail FROM gap WHERE kind = 'retention'")
     assert [row["detail"] for row in details] == ["offsets 1…2 were deleted by retention before they were read"]
     assert "retention" in await place.alerts()
-
-
-async def delete_records(place: Place, before: dict[int, int]) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=place.kafka.bootstrap)
-    await admin.start()
-    try:
-        name = place.prefix + WORKER_LIFECYCLE.name
-        await admin.delete_records(
-            {TopicPartition(name, p): RecordsToDelete(before_offset=offset) for p, offset in before.items()}
-        )
-    finally:
-        await admin.close()
 
 
 async def test_applied_positions_are_reported(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

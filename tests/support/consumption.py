@@ -1,5 +1,10 @@
 """Positions of a group."""
 
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.records_to_delete import RecordsToDelete
+
+from slipway_common.events.topics import WORKER_LIFECYCLE
 from tests.support.harness import Place, until
 
 
@@ -17,3 +22,15 @@ async def until_read(place: Place, records: int) -> None:
 
 async def severities(place: Place) -> set[str]:
     return {row["severity"] for row in await place.database.fetch("SELECT severity FROM alert")}
+
+
+async def delete_records(place: Place, before: dict[int, int]) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=place.kafka.bootstrap)
+    await admin.start()
+    try:
+        name = place.prefix + WORKER_LIFECYCLE.name
+        await admin.delete_records(
+            {TopicPartition(name, p): RecordsToDelete(before_offset=offset) for p, offset in before.items()}
+        )
+    finally:
+        await admin.close()
