@@ -1,16 +1,15 @@
 """`make bench-before BEFORE=COMMIT ONLY=weights,leases`: compare benchmarks of this tree with an earlier commit.
 
 The commit is checked out into a temporary folder with a virtual environment of its own. In each of ROUNDS rounds both
-trees run their own `bench-weights` (or `events`, `http`; `registrations` and `reports` are parts of `http`), and both
-that of this tree for `leases`, so that both are measured in the same way. The order is before, after, after, before, so
-that a machine that becomes slower affects both alike. A commit without the benchmark runs that of this tree. Prints the
-figures of each round, then the median of each ratio after ÷ before; exits with 1 if the median of a throughput is below
-0.95 or that of a p50 above 1.05. SECONDS is passed on to them. KEEP=1 writes bench/results/before-weights.txt.
+trees run their own `bench-weights` (or `leases`, `events`, `http`; `registrations` and `reports` are parts of `http`),
+in the order before, after, after, before, so that a machine that becomes slower affects both alike. A commit without
+the benchmark runs that of this tree, and pairs of leases are measured by this tree's code in both. Prints the figures
+of each round, then the median of each ratio after ÷ before; exits with 1 if the median of a throughput is below 0.95 or
+that of a p50 above 1.05. SECONDS is passed on to the benchmarks. KEEP=1 writes bench/results/before-weights.txt.
 """
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -80,9 +79,10 @@ MODULES: Final = {
     "events": "bench.events",
     "http": "bench.http",
 }
-# Benchmarks that use no more of a tree than its routes and events: lent to one without them, or to each.
+# Modules that use no more of a tree than its routes and events: lent to one without them, or to each, so that both are
+# measured in the same way.
 LENT: Final = ("bench/http.py",)
-LENT_TO_ALL: Final = "bench/leases/bench"
+LENT_TO_ALL: Final = ("bench/leases/bench/pairs.py",)
 
 # Older commits fail `make bench-events`: because the tests' template database has a table of this name as well, or
 # because a weight has no name, which has become a field of it.
@@ -171,10 +171,8 @@ def check_out(commit: str, folder: Path) -> None:
         for old, new in REPAIRS.items():
             content = content.replace(old, new)
         file.write_text(content)
-    for path in LENT:
-        if not (folder / path).exists():
-            (folder / path).write_text((ROOT / path).read_text())
-    shutil.copytree(ROOT / LENT_TO_ALL, folder / LENT_TO_ALL, dirs_exist_ok=True)
+    for path in (*LENT_TO_ALL, *(path for path in LENT if not (folder / path).exists())):
+        (folder / path).write_text((ROOT / path).read_text())
 
 
 async def called(tree: Path, command: Sequence[str], log: Path) -> None:

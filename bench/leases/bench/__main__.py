@@ -22,7 +22,7 @@ from bench.events import surroundings
 from bench.leases.bench import handover, prefill
 from bench.leases.bench.handover import Handover
 from bench.leases.bench.kafka_client import KafkaClient, connect, release, request
-from bench.leases.bench.pairs import STEADY_SECONDS, KafkaPool, Pairs, measured, over_http, pairs
+from bench.leases.bench.pairs import KafkaPool, Pairs, measured, over_http, pairs
 from bench.leases.bench.system import SERVICE, System, commits_per_second
 from bench.spread import Spread, spread
 from slipway_common.base.clock import monotonic_seconds
@@ -156,8 +156,7 @@ async def _pairs(system: System, client: KafkaClient, seconds: float, commits: d
                 "Kafka": [pool.client() for _ in range(clients)],
             }
             for way, working in works.items():
-                long = max(seconds, STEADY_SECONDS) if (way, clients) == ("Kafka", CLIENTS[-1]) else seconds
-                found.setdefault((way, clients), []).append(await measured(system, long, working))
+                found.setdefault((way, clients), []).append(await measured(system, seconds, working))
     return [pairs(way, clients, rates, commits[clients]) for (way, clients), rates in sorted(found.items())]
 
 
@@ -172,8 +171,7 @@ async def _sizes(system: System, client: KafkaClient, seconds: float) -> tuple[S
     found: dict[str, list[tuple[float, float]]] = {}
     for _ in range(ROUNDS):
         for number, pool in held.items():
-            long = max(seconds, STEADY_SECONDS)
-            one = await measured(system, long, [pool.client() for _ in range(2)])
+            one = await measured(system, seconds, [pool.client() for _ in range(2)])
             found.setdefault(f"held-{number}", []).append(one)
         for number, pool in waiting.items():
             found.setdefault(f"waiting-{number}", []).append(await measured(system, seconds, [pool.refill()]))
