@@ -1,14 +1,15 @@
 """The `slipway-monitor` command: reports the demand of queues that a file lists. Composes, and reads the settings."""
 
+import argparse
 import asyncio
 import contextlib
+import inspect
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Annotated
 
-import typer
 from prometheus_client import start_http_server
 
 from slipway_common.base.settings import from_environment
@@ -24,48 +25,57 @@ from slipway_monitor.source_file import Entry, read
 
 LOG = telemetry.logger(__name__)
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
-File = Annotated[Path, typer.Argument(metavar="FILE", help="File of sources, in YAML")]
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Report the demand of queues to a Slipway deployment."""
+    parser = argparse.ArgumentParser(prog="slipway-monitor", description=main.__doc__)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in (check, run):
+        about = inspect.cleandoc(command.__doc__ or "")
+        formatter = argparse.RawDescriptionHelpFormatter
+        added = commands.add_parser(
+            command.__name__, help=about.partition("\n")[0], description=about, formatter_class=formatter
+        )
+        added.add_argument("file", metavar="FILE", type=Path, help="file of sources, in YAML")
+        added.set_defaults(command=command)
+    given = parser.parse_args(arguments)
+    entries = _entries(given.file)
+    if entries is None:
+        return 2
+    code: int = given.command(entries)
+    return code
 
 
-@app.callback()
-def monitor() -> None:
-    """Report the demand of queues to a Slipway deployment"""
-
-
-@app.command("check")
-def check(file: File) -> None:
+def check(entries: list[Entry]) -> int:
     """Check the sources of a file by reading each once
 
     Prints what would be reported, and why. Publishes nothing, and needs no Slipway.
 
-    \b
     Example:
       slipway-monitor check sources.yaml
 
     Exit codes: 0 all sources can be read, 1 some cannot, 2 the file is invalid.
     """
-    entries = _entries(file)
-    raise typer.Exit(0 if asyncio.run(_check(entries)) else 1)
+    return 0 if asyncio.run(_check(entries)) else 1
 
 
-@app.command("run")
-def run(file: File) -> None:
+def run(entries: list[Entry]) -> int:
     """Report the demand of all sources until SIGTERM
 
     SLIPWAY_KAFKA names the brokers. With SLIPWAY_DATABASE_URL several replicas share the sources, each read by one of
     them; without it run one. Metrics are on SLIPWAY_PORT (7305).
 
-    \b
     Example:
       SLIPWAY_KAFKA=127.0.0.1:9092 slipway-monitor run sources.yaml
     """
-    entries, settings = _entries(file), from_environment(Settings)
+    settings = from_environment(Settings)
     telemetry.configure_logs("monitor")
     asyncio.run(_run(entries, settings))
+    return 0
 
 
-def _entries(file: Path) -> list[Entry]:
+def _entries(file: Path) -> list[Entry] | None:
+    """Sources of a file; None if it is invalid, with the reasons on standard error."""
     try:
         return read(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -74,7 +84,7 @@ def _entries(file: Path) -> list[Entry]:
         for problem in error.problems:
             place = f"{file}:{problem.line}" if problem.line else str(file)
             print(": ".join(part for part in (place, problem.path, problem.reason) if part), file=sys.stderr)
-    raise typer.Exit(2)
+    return None
 
 
 async def _check(entries: list[Entry]) -> bool:
@@ -136,4 +146,4 @@ async def _report(entries: list[Entry], settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    sys.exit(main())
