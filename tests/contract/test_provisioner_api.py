@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
 from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
 from slipway_common.events.pool import PoolPaused, PoolResumed
@@ -394,3 +395,21 @@ async def test_launch_stops(provisioner: Provisioner, tmp_path: Path) -> None:
     (left,) = (await read(provisioner, "/launch-stops"))["items"]
     assert left == both[1]
     assert (left["reason"], left["until"]) == ("drill", None)
+
+
+@pytest.mark.parametrize("flags", ["00", "01"])
+async def test_a_report_continues_the_trace_of_its_request(
+    provisioner: Provisioner, tmp_path: Path, flags: str
+) -> None:
+    """With its flags; a header that is none is left out."""
+    await provisioner.declare()
+    given = f"00-{'a' * 32}-{'b' * 16}-{flags}"
+    for traceparent, stored in ((given, given), (given.replace("a", "0"), ""), ("é" + given, ""), (given.upper(), "")):
+        body = {"pending": 1, "observed_at": after(0).isoformat(), "source": "q"}
+        async with administrator(provisioner, tmp_path, ["demand:write:linux"]) as client:
+            headers = {"traceparent": traceparent.encode()}
+            assert (await client.put("/pools/linux/demand", json=body, headers=headers)).json() == {"stored": True}
+        row = await provisioner.database.fetchrow("SELECT traceparent FROM demand")
+        assert row is not None
+        assert row["traceparent"] == stored
+        await provisioner.database.execute("DELETE FROM demand")

@@ -564,6 +564,9 @@ def test_demand_is_reported_with_its_time(services: Services, url: str) -> None:
     observed_at = services.demand.pop("observed_at")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT.*\+00:00", observed_at)
     assert services.demand == {"pending": 12, "claimed": 3, "source": "operator", "valid_for_seconds": 600.0}
+    waiting = slipway("demand", "set", "linux", "--pending", "2", url=url)
+    assert waiting.stdout == "linux: 2 pending, claimed as its workers report, from operator\n"
+    assert services.demand["claimed"] is None
     unknown = slipway("demand", "set", "solaris", "--pending", "1", "--claimed", "0", url=url)
     assert (unknown.exit_code, unknown.stderr) == (1, "no worker pool solaris; there are linux, windows\n")
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.pool import DemandReported
+from slipway_common.observability.telemetry import current_trace
 from slipway_common.web.access import READ, Needs
 from slipway_common.web.moment import Moment
 from slipway_common.web.problem import Problem
@@ -84,8 +85,7 @@ async def put_demand(
             raise Problem(422, "demand-refused", "The demand report is invalid", reason)
         if pool_id not in await pools.known(connection, [pool_id]):
             raise no_pool(pool_id)
-        trace = request.headers.get("traceparent", "")
-        stored = await demand.store(connection, [reported(report, by=by, traceparent=trace)])
+        stored = await demand.store(connection, [reported(report, by=by, traceparent=current_trace())])
     wake(request)
     return {"stored": stored}
 

@@ -70,7 +70,10 @@ def set_demand(
     context: typer.Context,
     pool: PoolId,
     pending: Annotated[int, typer.Option(metavar="N", min=0, help="Pending tasks in the queue")],
-    claimed: Annotated[int, typer.Option(metavar="N", min=0, help="Tasks claimed by workers of this pool")] = 0,
+    claimed: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Tasks claimed by workers of this pool [default: as they report]"),
+    ] = None,
     source: Annotated[str, typer.Option(metavar="NAME", help="Source of the report")] = "operator",
     valid_for: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="Time until the report is stale")] = 300.0,
 ) -> None:
@@ -82,8 +85,10 @@ def set_demand(
     Example:
       slipway demand set linux --pending 12 --claimed 3 --valid-for 600
     """
+    # Not zero: busy workers whose tasks nobody counts would be asked to leave.
     body = {"pending": pending, "claimed": claimed, "observed_at": utc_now().isoformat(), "source": source}
     answer = context.obj.put("provisioner", path("pools", pool, "demand"), body | {"valid_for_seconds": valid_for})
     if not answer["stored"]:
         raise Failed(f"not stored: a report of {source} with a later time was stored before; check this host's clock")
-    print(f"{pool}: {pending} pending, {claimed} claimed, from {source}")
+    running = "claimed as its workers report" if claimed is None else f"{claimed} claimed"
+    print(f"{pool}: {pending} pending, {running}, from {source}")
