@@ -10,8 +10,9 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
+from slipway_common.base.process.groups import filled_pipe
 from slipway_common.base.process.guard import Held, guard, signal_group
 from slipway_local.ec2.boot import Boot
 
@@ -50,7 +51,7 @@ class Machines:
         _prepare(home, boot)
         with (
             self.console(instance_id).open("ab") as console,
-            _filled_pipe(boot.standard_input) as standard_input,
+            filled_pipe(boot.standard_input) as standard_input,
             Held(boot.argv, over=2) as held,
         ):
             process = await asyncio.create_subprocess_exec(
@@ -74,14 +75,6 @@ class Machines:
             ENDPOINT: f"{self.url}/imds/{instance_id}",
             STATE: str(self.home(instance_id) / "state"),
         }
-
-
-def _filled_pipe(content: bytes) -> BinaryIO:
-    """Read end of a pipe that holds the content, which is user data and fits."""
-    reading, writing = os.pipe()
-    with os.fdopen(writing, "wb") as pipe:
-        pipe.write(content)
-    return os.fdopen(reading, "rb")
 
 
 def _prepare(home: Path, boot: Boot) -> None:

@@ -25,7 +25,7 @@ import msgspec
 
 from slipway_common.base.percent import decoded, encoded
 from slipway_common.base.process import identities
-from slipway_common.base.process.groups import ended
+from slipway_common.base.process.groups import ended, filled_pipe
 from slipway_common.base.process.identities import INSTANCE_TAG, TAG_PARTS, Process
 from slipway_common.events.worker import Outcome, Scope
 from slipway_common.observability.telemetry import logger
@@ -247,7 +247,7 @@ class Processes(Provider):
         own = encoded(config["id"], request.incarnation)
         environment[INSTANCE_TAG] = tag_prefix(account, request.batch_id, str(number)) + own
         with ExitStack() as stack:
-            standard_input = stack.enter_context(_filled_pipe(request.user_data.encode()))
+            standard_input = stack.enter_context(_standard_input(request.user_data.encode()))
             log: BinaryIO | int = subprocess.DEVNULL
             if settings.log_folder:
                 log = stack.enter_context(_log(Path(settings.log_folder), f"{request.batch_id}-{number}.log"))
@@ -365,24 +365,14 @@ def _instance(process: Process) -> Instance:
     )
 
 
-def _filled_pipe(content: bytes) -> BinaryIO:
-    """Read end of a pipe that holds the content, with the write end closed. Raises OSError if it does not fit."""
+def _standard_input(content: bytes) -> BinaryIO:
+    """Pipe that holds the user data. Raises OSError if they do not fit."""
     if len(content) > USER_DATA_BYTES_MAX:
         problem = (
             f"user data has {len(content)} bytes, at most {USER_DATA_BYTES_MAX}; shorten the launch config's settings"
         )
         raise OSError(errno.E2BIG, problem)
-    reading, writing = os.pipe()
-    try:
-        os.set_blocking(writing, False)
-        if os.write(writing, content) < len(content):
-            raise BlockingIOError(errno.EAGAIN, "the pipe's buffer is too small now")
-    except BaseException:
-        os.close(reading)
-        raise
-    finally:
-        os.close(writing)
-    return os.fdopen(reading, "rb")
+    return filled_pipe(content)
 
 
 def _log(folder: Path, name: str) -> BinaryIO:

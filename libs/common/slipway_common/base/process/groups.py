@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import BinaryIO, Final
 
 # Signals that commands rely on to be stopped. A shell without job control starts background commands with SIGINT and
 # SIGQUIT ignored; a child would inherit that.
@@ -117,6 +118,21 @@ async def readable(handle: int) -> None:
     finally:
         loop.remove_reader(handle)
         os.close(handle)
+
+
+def filled_pipe(content: bytes) -> BinaryIO:
+    """Read end of a pipe that holds the content, as standard input of a child. Raises OSError if it does not fit."""
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(writing, False)
+        if os.write(writing, content) < len(content):
+            raise BlockingIOError(errno.EAGAIN, "the pipe's buffer is too small now")
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    return os.fdopen(reading, "rb")
 
 
 def ignored_signals() -> frozenset[signal.Signals]:
