@@ -1,9 +1,10 @@
 """`make structure`: checks sizes, layers and import cycles of the product and its benchmarks.
 
 Prints the longest files, the classes with most methods, the functions of the domains with most parameters, the files
-per layer; then a line per finding, import cycles and second classes of one name included, and their number last. Exits
-with 1 if there is any. Imports inside functions and for type checking count as well, since they hide a cycle and do not
-remove it. With `--findings`, as in `make check`, only findings and their number are printed.
+per layer, the lines of product, benchmarks and tests; then a line per finding, import cycles and second classes of one
+name included, and their number last. Exits with 1 if there is any. Imports inside functions and for type checking count
+as well, since they hide a cycle and do not remove it. With `--findings`, as in `make check`, only findings and their
+number are printed.
 """
 
 import ast
@@ -26,6 +27,7 @@ SHOWN: Final = 8
 
 # Files that are one table of data, which is read row by row and would be no simpler in two files.
 TABLES: Final = {"libs/common/slipway_common/observability/metrics.py": "the table of metrics"}
+DATA: Final = frozenset({".py", ".toml", ".tsv", ".jsonl", ".json", ".yaml", ".yml", ".txt"})
 DOMAIN: Final = re.compile(r"services/[^/]+/slipway_\w+/domain/")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -185,7 +187,17 @@ def report(found: Sequence[Module]) -> Iterator[str]:
     yield "files per layer"
     for package, numbers in layers(found, orders(ROOT)).items():
         yield f"{'':8}{package}: " + ", ".join(f"{layer} {number}" for layer, number in numbers.items())
-    yield from ("", f"import cycles: {len(cycles(imports(found)))}")
+    yield from ("", f"import cycles: {len(cycles(imports(found)))}", *lines(ROOT, found))
+
+
+def lines(root: Path, found: Sequence[Module]) -> Iterator[str]:
+    """Lines of the product and its benchmarks, and of the tests with their data."""
+    for what, folders in (("product", ("libs/", "services/", "generate/")), ("benchmarks", ("bench/",))):
+        sizes = [len(module.text.splitlines()) for module in found if module.path.startswith(folders)]
+        yield f"{what}: {sum(sizes):,} lines in {len(sizes)} modules"
+    tests = [file for file in sorted((root / "tests").rglob("*")) if file.suffix in DATA]
+    number = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in tests)
+    yield f"tests: {number:,} lines in {len(tests)} files, data included"
 
 
 def findings(found: Sequence[Module]) -> list[str]:
