@@ -57,6 +57,13 @@ def test_the_lifetime_of_a_spend_limit(lifetime: float, age: float | None, refus
     assert not refused or "lifetime_seconds 7200 of limits of account a" in found
 
 
+def test_of_several_lifetimes_the_shortest_counts() -> None:
+    """Whatever the names of the limits."""
+    lifetimes = {"limits of pool z": HOUR, "limits of account a": 2 * HOUR}
+    found = problem({"maximum_age_seconds": 3 * HOUR}, OWN["on-demand"], lifetimes)
+    assert "lifetime_seconds 3600 of limits of pool z" in found
+
+
 def test_a_lifetime_below_the_boot_of_a_profile() -> None:
     """It is the maximum age of machines that declare none: each would leave as soon as it has registered."""
     assert problem({}, OWN["on-demand"], {"limits of pool p": 1800.0}) == ""

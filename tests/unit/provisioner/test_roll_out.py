@@ -283,13 +283,27 @@ def test_a_revision_that_went_bad_proves_itself_by_more_starts() -> None:
     assert due(fallback, changed(current, record=record(14))) == {"prove", "drain"}
 
 
+def test_starts_that_no_record_has_are_none() -> None:
+    """A revision without a record, and a stage that has not begun; and one start at least proves a revision."""
+    assert roll_out.succeeded_starts(None, "hook") == 0
+    assert roll_out.succeeded_starts({"stages": {}}, "none") == 0
+    assert roll_out.succeeded_starts({"stages": {"boot": {"succeeded": 3}, "claim": {}}}, "hook") == 0
+    assert roll_out.succeeded_starts({"stages": {"boot": {"succeeded": 3}}}, "none") == 3
+    assert [roll_out.needed_starts("natural", [maximum]) for maximum in (0, 1, 2, None)] == [1, 1, 2, 5]
+
+
 def test_the_alert_names_the_revision_and_the_workers_left() -> None:
     """The alert and its resolution share their key."""
     raised = roll_out.overdue(AlertRaised, progress(drain_terminate=True))
     assert raised.summary == "linux@old drains slowly: 4 workers are left"
     assert raised.doing == "asks them to stop at 2030-01-01T00:00:40+00:00"
+    assert (raised.severity, raised.effect) == ("notice", "they still run the replaced revision")
+    assert raised.command == "slipway worker ls --pool linux --state running"
+    one = roll_out.overdue(AlertRaised, progress(live=1))
+    assert (one.summary, one.doing) == ("linux@old drains slowly: 1 worker is left", "waits until their tasks end")
     resolved = roll_out.overdue(AlertResolved, progress(live=0))
     assert (resolved.dedup_key, resolved.subject_kind) == (raised.dedup_key, "config")
+    assert (resolved.summary, resolved.effect) == ("linux@old no longer drains", "")
 
 
 @pytest.mark.parametrize("state", ["active", "paused", "draining", "archived"])

@@ -62,6 +62,15 @@ def test_candidates_for_the_whole_pool() -> None:
     assert candidates(history, whole=True) == [4, 2, 1]
 
 
+def test_a_search_for_the_whole_pool_follows_rollbacks_too() -> None:
+    """A removal has no state to return to, and what a rollback has left is passed over."""
+    history = entries(({"a": "1"}, None), ({"a": "2"}, None), ({"a": "1"}, 1))
+    assert candidates(history, whole=True) == []
+    history = entries(({"a": "1"}, None), ({"a": "1", "b": "1"}, None), ({"a": "1"}, 1), ({"a": "3"}, None))
+    assert candidates(history, whole=True) == [3, 1]
+    assert Entry(revision=1, to_revision=None, revisions={}, spec_digest="").state(whole=True) == {}
+
+
 def pool(*configs: tuple[str, str, float], **fields: Any) -> WorkerPool:
     """A pool with launch configs by name, image and base weight."""
     place = {"account": "x", "zone": "z", "instance_type": "m5"}

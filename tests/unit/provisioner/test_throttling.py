@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_provisioner.domain.throttling import Throttling, raised
+from slipway_common.events.alert import alert_key
+from slipway_provisioner.domain.throttling import Throttling, raised, resolved
 
 AFTER = 60.0
 SECONDS = st.floats(min_value=0.0, max_value=600.0)
@@ -43,3 +44,11 @@ def test_the_notice_says_what_the_limiter_does_and_shows_its_lease_pool() -> Non
     assert alert.summary == "account sim-a has throttled 37 calls within 61 s"
     assert "lease pool launches grants none before the provider's Retry-After has passed" in alert.doing
     assert alert.command == "slipway lease report launches --since 1h"
+    assert (alert.since, alert.subject_kind) == (datetime(2026, 1, 1, tzinfo=UTC), "account")
+    assert (alert.effect, alert.cause) != ("", "")
+
+
+def test_the_end_of_throttling_resolves_its_notice() -> None:
+    alert, end = raised(throttling(lasted=61.0, quiet=0.0)), resolved("sim-a", AFTER)
+    assert end.summary == "no call in account sim-a was throttled for 60 s"
+    assert alert.dedup_key == end.dedup_key == alert_key("provisioner", "account-throttled", "sim-a")

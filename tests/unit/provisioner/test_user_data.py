@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from slipway_client.worker.user_data import UserData
 from slipway_common.declaration.user_data import BYTES_MAX, PLACEHOLDERS, URL_PATTERN, names, problem
+from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.user_data import (
     Values,
     complete,
@@ -21,6 +22,7 @@ from slipway_provisioner.domain.user_data import (
     queue_url_problem,
     render,
     size_problem,
+    values_of,
 )
 from slipway_simulator.user_data import found
 
@@ -63,6 +65,33 @@ def test_the_default_is_what_the_agent_reads() -> None:
     data = msgspec.json.decode(text, type=UserData)
     assert (data.register_url, data.batch_id, data.secret) == (VALUES.register_url, VALUES.batch_id, SECRET)
     assert json.loads(text)["settings"] == VALUES.settings
+
+
+def test_values_of_a_revision_in_its_account() -> None:
+    revision = {
+        "settings": VALUES.settings,
+        "pool_id": "linux",
+        "name": "linux/a",
+        "region": "eu-west-1",
+        "zone": "eu-west-1b",
+        "instance_type": "m5.large",
+        "image_revision": "ami-1",
+    }
+    account = Account(
+        id="ci", deployment="d", provider="p", region="r", identity="i", lease_pool_id="l", settings={"queue_url": None}
+    )
+    given_values = {"register_url": VALUES.register_url, "batch_id": VALUES.batch_id}
+    assert values_of(revision, account, **given_values, source="") == VALUES
+    queued = msgspec.structs.replace(account, settings={"queue_url": "http://q"})
+    expected = msgspec.structs.replace(VALUES, queue_url="http://q", source="gh")
+    assert values_of(revision, queued, **given_values, source="gh") == expected
+
+
+def test_the_source_of_a_pool_stands_beside_its_urls() -> None:
+    """Sorted and without spaces, so that a repeat has the same bytes."""
+    text = made(values=msgspec.structs.replace(VALUES, settings={"b": 1, "a": 2}, source="gh"))
+    head = f'{{"batch_id":"{VALUES.batch_id}","queue_url":"","register_url":"{VALUES.register_url}","source":"gh"'
+    assert text == f'{head},"secret":"{SECRET}","settings":{{"a":2,"b":1}}}}'
 
 
 def test_the_secret_is_in_no_part() -> None:
@@ -158,6 +187,14 @@ def test_the_longest_values_bound_every_batch(register_url: str, queue_url: str,
     """User data that fit when they are declared fit at every launch, behind any URL."""
     changed = msgspec.structs.replace(VALUES, register_url=register_url, queue_url=queue_url)
     assert len(made(template, changed).encode()) <= longest_bytes(template, VALUES)
+
+
+def test_the_longest_values_are_those_that_a_batch_may_have() -> None:
+    """A URL of 200 characters for the service and the queue, ids, a secret, and the longest name of a source."""
+    sizes = {"register_url": 200, "queue_url": 200, "batch_id": 36, "batch_secret": 64}
+    assert {name: longest_bytes(f"{{{{{name}}}}}", VALUES) for name in sizes} == sizes
+    source = msgspec.structs.replace(VALUES, source="\U0001f40b" * 150)
+    assert longest_bytes("", VALUES) == longest_bytes("", source) > longest_bytes("{{settings}}", VALUES) + 12 * 150
 
 
 def test_size() -> None:
