@@ -23,7 +23,9 @@ LIVED: Final = Ended("slipway_lease_broker.domain.slots.x_free__mutmut_2", "surv
 
 def test_every_module_of_a_domain_is_in_one_room() -> None:
     files = [file for room in ROOMS for file in files_of(room)]
-    domains = {f"{path.parts[-3]}/domain/{path.name}" for path in ROOT.glob("services/*/*/domain/*.py")}
+    packages = {package for package, _ in ROOMS.values()}
+    paths = [path for package in packages for path in ROOT.glob(f"services/*/{package}/domain/*.py")]
+    domains = {f"{path.parts[-3]}/domain/{path.name}" for path in paths}
     assert sorted(files) == sorted(name for name in domains if not name.endswith("__init__.py"))
 
 

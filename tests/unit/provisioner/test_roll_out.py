@@ -292,6 +292,11 @@ def test_starts_that_no_record_has_are_none() -> None:
     assert [roll_out.needed_starts("natural", [maximum]) for maximum in (0, 1, 2, None)] == [1, 1, 2, 5]
 
 
+def test_a_record_that_names_no_key_is_tripped_by_the_revision_itself() -> None:
+    assert roll_out.has_bad_image({"state": "tripped", "tripped_stage": "boot"})
+    assert not roll_out.has_bad_image({"state": "tripped", "tripped_stage": "launch"})
+
+
 def test_the_alert_names_the_revision_and_the_workers_left() -> None:
     """The alert and its resolution share their key."""
     raised = roll_out.overdue(AlertRaised, progress(drain_terminate=True))
