@@ -1,62 +1,23 @@
 """Launch windows on a real database: windows of configs and of shares, trips, and the starts and failures that
 count."""
 
-import asyncio
-import random
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pytest
 
 from slipway_common.base.revisions import name_of
-from slipway_common.events.lease import LeaseGranted, LeaseRequested
-from slipway_common.events.lifecycle import State
+from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.scopes import NEW_SHARED_WINDOWS, Key, capacity_key, credential_key, image_key, quota_key
-from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
-from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRequested
-from slipway_provisioner.domain.workers import Worker, claimed, lost, stopping
+from slipway_common.events.weight import StageHealth
+from slipway_provisioner.domain.workers import lost
 from slipway_provisioner.handlers.weights import WeightView
-from slipway_provisioner.providers.port import Refused
 from slipway_provisioner.store import decisions, pools, workers
 from slipway_provisioner.store.outcomes import LATE_RECORD_SECONDS
-from tests.support.provisioner import (
-    Provisioner,
-    administrator,
-    after,
-    declared,
-    received,
-    report,
-    revision_id,
-    weight,
-)
-
-IMAGE: Final = image_key("simulated/linux-1")
-QUOTA: Final = quota_key("sim-a", "sim-1", "m5.large")
-NO_CAPACITY: Final = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")
-BOOT_FAILED: Final = Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, "linux-1", "boot_timeout")
-
-
-def two_pools(**changes: Any) -> dict[str, Any]:
-    """Pool "linux" with zone-a, pool "other" with zone-b of the same image and zone-c of another one."""
-    body = declared("zone-a", "zone-b", "zone-c", **changes)
-    (first,) = body["worker_pools"]
-    configs = first["launch_configs"]
-    configs[2] |= {"image": "linux-2", "instance_type": "c5.large"}
-    first["launch_configs"] = configs[:1]
-    body["worker_pools"].append(first | {"id": "other", "launch_configs": configs[1:]})
-    return body
-
-
-def record(config: str, **changes: Any) -> WeightChanged:
-    """Weight record of a launch config of `two_pools`."""
-    return weight(ZONE_C if config == "zone-c" else config, **changes)
-
-
-def shared(key: Key = IMAGE, stage: str = "boot", version: int = 1, window: int = 64, **changes: Any) -> SharedWindow:
-    return SharedWindow(kind=key.kind, id=key.id, stage=stage, version=version, window=window, **changes)
+from tests.support.provisioner import Provisioner, administrator, declared, received, report, revision_id, weight
+from tests.support.window_histories import BOOT_FAILED, IMAGE, NO_CAPACITY, QUOTA, end, record, shared, two_pools
 
 
 def healths(window: int = 64, **folded: int) -> dict[str, StageHealth]:
@@ -66,7 +27,6 @@ def healths(window: int = 64, **folded: int) -> dict[str, StageHealth]:
 
 
 NEW_IMAGE: Final = NEW_SHARED_WINDOWS["image", "boot"]
-ZONE_C: Final = revision_id("zone-c", image="linux-2", instance_type="c5.large")
 
 
 async def demanded(provisioner: Provisioner, *pools_: str, pending: int = 50, at: float = 0) -> dict[str, int]:
@@ -88,17 +48,6 @@ async def level(provisioner: Provisioner, key: Key = IMAGE, stage: str = "boot",
     known = await pools.shared(provisioner.database, pool_id)
     (found,) = [shared for shared in known if shared.share == (key, stage)]
     return found.in_flight + found.unfolded
-
-
-async def end(provisioner: Provisioner, some: Sequence[Worker], outcome: Outcome | None) -> None:
-    """Stop workers with an outcome, or without one as by our own action."""
-    async with provisioner.database.acquire() as db, db.transaction():
-        now = await pools.now(db)
-        locked = await workers.lock(db, sorted(worker.id for worker in some))
-        await workers.save(db, [stopping(worker, "test", now, outcome) for worker in locked])
-
-
-# Configs and images without a record
 
 
 async def test_initial_windows_are_small(provisioner: Provisioner) -> None:
@@ -129,9 +78,6 @@ async def test_keys_are_those_of_the_calculator(provisioner: Provisioner) -> Non
         (credential_key("sim-a").text, "launch"),
         (capacity_key("sim-a", "sim-1", "zone-a", "m5.large").text, "launch"),
     }
-
-
-# Shares in weight records
 
 
 async def test_the_highest_version_counts(provisioner: Provisioner) -> None:
@@ -211,9 +157,6 @@ async def test_a_tripped_share_trips_its_configs_and_no_others(
         weight("zone-b", pool_id="other", shared=(shared(*key_stage, version=2, window=10),)), revision=3
     )
     assert (await demanded(provisioner, "linux", "other", at=2))["zone-b"] >= 1
-
-
-# Levels
 
 
 async def test_unfolded_failures_hold_windows_that_pools_share(provisioner: Provisioner) -> None:
@@ -444,159 +387,3 @@ async def test_claim_evidence(
     await provisioner.database.execute("UPDATE weight SET record = jsonb_set(record, '{stages,claim,window}', '1')")
     await provisioner.plan()
     assert await provisioner.states() == {"running": 3} if unconfirmed else {"running": 3, "requested": 1}
-
-
-# Random histories
-
-
-class Truth:
-    """Levels derived from published events and folded failures, independent of the planner's counts."""
-
-    def __init__(self) -> None:
-        self.under_way: dict[str, tuple[str, str]] = {}  # worker → config, stage
-        self.failed: Counter[tuple[str, str]] = Counter()
-        self.folded: Counter[tuple[str, str]] = Counter()
-        self.probes: set[str] = set()
-
-    def apply(self, event: WorkerEvent) -> None:
-        worker, config = event.worker_id, name_of(event.launch_config_id)
-        outcome: Outcome | None = getattr(event, "outcome", None)
-        known = self.under_way.get(worker)
-        if outcome is not None and outcome.result is Result.FAILED:
-            self.failed[config, outcome.stage.value] += 1
-            self.under_way.pop(worker, None)
-        elif isinstance(event, WorkerRequested):
-            self.under_way[worker] = config, "launch"
-        elif outcome is not None and outcome.result is Result.OK:
-            order = ["launch", "boot", "claim", ""]
-            after_ = order[order.index(outcome.stage.value) + 1]
-            # A worker that registered before the reply keeps its stage.
-            if after_ and known is not None and order.index(after_) > order.index(known[1]):
-                self.under_way[worker] = config, after_
-            elif not after_:
-                self.under_way.pop(worker, None)
-        elif type(event).__name__ in {"WorkerStopping", "WorkerStopped", "WorkerLost"}:
-            self.under_way.pop(worker, None)
-
-    def level(self, configs: Sequence[str], stage: str) -> int:
-        order = ["launch", "boot", "claim"]
-        reached = order[: order.index(stage) + 1]
-        arriving = sum(config in configs and at in reached for config, at in self.under_way.values())
-        return arriving + sum(max(0, self.failed[c, stage] - self.folded[c, stage]) for c in configs)
-
-
-CONFIGS: Final = {"zone-a": "linux", "zone-b": "other", "zone-c": "other"}
-OF_IMAGE: Final = ["zone-a", "zone-b"]
-WINDOWS: Final = {"launch": 4, "boot": 5, "claim": 6}
-TOGETHER: Final = {(IMAGE, "boot"): 7, (IMAGE, "claim"): 9, (QUOTA, "launch"): 6}
-ROUNDS: Final = 28
-# How soon the levels come near the windows depends on the interleaving of the planners, so a history may be longer.
-ROUNDS_MAX: Final = 400
-FAILURES: Final = 20
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_no_window_is_exceeded(provisioner: Provisioner, tmp_path: Path, seed: int) -> None:
-    """Two pools with one image, three concurrent planners, calls that fail, machines that never register or claim, and
-    late records: starts in flight plus unfolded failures never exceed a window. A history goes on until they have come
-    near each window."""
-    chance, truth, highest = random.Random(seed), Truth(), Counter[tuple[Key, str]]()
-    await provisioner.declare(two_pools())
-    shares = tuple(shared(key, stage, 1, size) for (key, stage), size in TOGETHER.items())
-    requests: list[LeaseRequested] = []
-
-    async def fold(revision: int) -> None:
-        """A weight record of what was known some time ago."""
-        for place, count in truth.failed.items():
-            truth.folded[place] = chance.randint(truth.folded[place], count)
-        await provisioner.weights(
-            *(
-                record(
-                    name,
-                    pool_id=pool_id,
-                    shared=shares,
-                    stages={
-                        stage: StageHealth(
-                            probability=0.9,
-                            successes=0,
-                            failures=0,
-                            window=size,
-                            failures_folded=truth.folded[name, stage],
-                        )
-                        for stage, size in WINDOWS.items()
-                    },
-                )
-                for name, pool_id in CONFIGS.items()
-            ),
-            revision=revision,
-        )
-
-    async def listen() -> None:
-        for event in await provisioner.events():
-            if isinstance(event, WorkerEvent):
-                truth.apply(event)
-            elif isinstance(event, LeaseRequested):
-                requests.append(event)
-        for name in CONFIGS:
-            for stage, size in WINDOWS.items():
-                assert truth.level([name], stage) <= size, (name, stage)
-        for (key, stage), size in TOGETHER.items():
-            highest[key, stage] = max(highest[key, stage], truth.level(OF_IMAGE, stage))
-            assert truth.level(OF_IMAGE, stage) <= size, (key, stage)
-
-    async def some(state: State) -> list[Worker]:
-        return [w for w in await provisioner.workers() if w.state is state and chance.random() < 0.4]
-
-    async def machines() -> None:
-        for worker in await some(State.STARTING):
-            if chance.random() < 0.4:
-                await end(provisioner, [worker], BOOT_FAILED)
-            else:
-                await provisioner.register(worker.instance_id or "", worker.batch_id)
-        async with provisioner.database.acquire() as db, db.transaction():
-            now = await pools.now(db)
-            running = await workers.lock(db, sorted(worker.id for worker in await some(State.RUNNING)))
-            fates = [
-                claimed(w, "t", "q", now) if chance.random() < 0.7 else stopping(w, "test", now, CLAIM_FAILED)
-                for w in running
-                if w.first_claimed_at is None
-            ]
-            await workers.save(db, fates)
-
-    async def plans() -> None:
-        for _ in range(3):
-            await provisioner.plan_step()
-
-    def severe() -> bool:
-        near = all(highest[share] >= size - 2 for share, size in TOGETHER.items())
-        return near and sum(truth.failed.values()) >= FAILURES
-
-    await fold(1)
-    async with administrator(provisioner, tmp_path) as client:
-        for round_ in range(2, ROUNDS_MAX):
-            if round_ >= 2 + ROUNDS and severe():
-                break
-            await provisioner.set_clock(float(round_))
-            reports = [report(chance.randint(0, 40), at=round_, pool_id=pool) for pool in ("linux", "other")]
-            await provisioner.demand(*reports)
-            await asyncio.gather(plans(), plans(), plans(), machines())
-            await listen()
-            asked, requests[:] = requests[:], []
-            grants: list[LeaseGranted] = [provisioner.granted(r, expires_at=after(9e5)) for r in asked]
-            await provisioner.leases(*grants)
-            provisioner.cloud.script.extend(Refused(NO_CAPACITY, "no") if chance.random() < 0.2 else 1 for _ in grants)
-            await asyncio.gather(provisioner.launch(), plans(), plans())
-            await listen()
-            for worker in await some(State.STARTING):
-                if chance.random() < 0.2:
-                    await client.post(f"/workers/{worker.id}/terminate", json={"reason": "drill"})
-            await provisioner.sweep_now()
-            await asyncio.gather(plans(), plans(), machines())
-            await listen()
-            if chance.random() < 0.5:
-                await fold(round_)
-            await listen()
-    assert severe(), (highest, truth.failed)
-
-
-CLAIM_FAILED: Final = Outcome(Stage.CLAIM, Result.FAILED, Scope.IMAGE, "linux-1", "never_claimed")
