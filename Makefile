@@ -186,7 +186,7 @@ ec2-codes: $(READY) ## Every error code of EC2 through the SDK's client, the pro
 .PHONY: terraform-state
 terraform-state: $(READY) $(TERRAFORM) ## States of workers made by modules, under kills, late writers, lost and rotated keys, and changes made outside of Slipway: MUTANT=
 	@$(RUN) -m $(BROKEN) pytest -q tests/terraform/test_workspace_runs.py \
-		tests/terraform/test_workspace_refusals.py tests/interleaving/test_workspaces.py \
+		tests/terraform/test_workspace_refusals.py tests/interleaving/test_workspaces.py tests/interleaving/test_workspace_documents.py \
 		tests/integration/test_workspace_states.py
 
 .PHONY: terraform-e2e

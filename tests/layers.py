@@ -65,7 +65,9 @@ OUTSIDE: Final = (
     "tests/contract/test_metrics.py",
 )
 SOURCES: Final = ("tests/contract/sources",)
-WORKSPACES: Final = ("tests/interleaving/test_workspaces.py", "tests/interleaving/test_workspace_listings.py")
+WORKSPACES: Final = tuple(
+    f"tests/interleaving/test_{name}.py" for name in ("workspaces", "workspace_documents", "workspace_listings")
+)
 # What keeps the invariants between services: consumption, the relay, leaders, take-overs, outages.
 WHOLE: Final = tuple(
     f"tests/integration/test_{name}.py"
@@ -85,6 +87,7 @@ WHOLE: Final = tuple(
         "provisioner_http",
         "unleased",
         "weight_calculator",
+        "calculator_signals",
         "lease_broker",
         "lease_broker_http",
         "lease_downtimes",

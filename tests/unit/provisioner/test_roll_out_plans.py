@@ -14,7 +14,7 @@ from slipway_common.events.scopes import Key
 from slipway_provisioner.domain import headroom, planning
 from slipway_provisioner.domain.planning import Plan, check_plan
 from slipway_provisioner.domain.pool import Config, Demand, Fleet, Idle, Observed, Pool, Shared, Stage
-from tests.support.roll_out_records import NOW, changed
+from tests.support.roll_out_changes import NOW, changed
 
 
 def config(id_: str, current_id: str, *, window: int = 64, **changes: Any) -> Config:

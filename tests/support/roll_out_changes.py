@@ -1,4 +1,4 @@
-"""Weight records of revisions."""
+"""Time of the tests of roll-outs, and changes of what they have made."""
 
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar

@@ -1,0 +1,8 @@
+"""Launch configs that the tests of the weight-calculator declare."""
+
+from typing import Final
+
+from slipway_common.events.scopes import config_key
+
+ZONE_B: Final = config_key("zone-b")
+ZONES = ("zone-a", "zone-b", "zone-c")
