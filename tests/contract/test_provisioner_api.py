@@ -407,7 +407,7 @@ async def test_a_report_continues_the_trace_of_its_request(
     for traceparent, stored in ((given, given), (given.replace("a", "0"), ""), ("é" + given, ""), (given.upper(), "")):
         body = {"pending": 1, "observed_at": after(0).isoformat(), "source": "q"}
         async with administrator(provisioner, tmp_path, ["demand:write:linux"]) as client:
-            headers = {"traceparent": traceparent.encode()}
+            headers = [(b"traceparent", traceparent.encode())]
             assert (await client.put("/pools/linux/demand", json=body, headers=headers)).json() == {"stored": True}
         row = await provisioner.database.fetchrow("SELECT traceparent FROM demand")
         assert row is not None
