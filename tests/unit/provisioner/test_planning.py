@@ -365,6 +365,15 @@ def test_a_worker_of_full_age(given: Observed, stop: list[str], cause: str) -> N
     assert (made.ageing.stop, made.ageing.cause, made.units) == (stop, cause, 0)
 
 
+def test_a_plan_is_short_if_launches_in_flight_keep_it_from_more() -> None:
+    """It waits for its turn on a shared window, and one that launches all needs none."""
+    full = Shared(key=Key("image", "i"), stage="boot", window=1)
+    assert plan(observed(3, config(window=2))).short
+    assert not plan(observed(3, config(window=3))).short
+    assert not plan(observed(3, config(shares=[full.share]), shared=[full])).short
+    assert plan(observed(3, config("a", shares=[full.share]), config("b", window=1), shared=[full])).short
+
+
 def test_a_worker_of_full_age_waits_for_what_is_missing_already() -> None:
     """Before the maximum age itself, while more than a quarter is missing."""
     early = at_maximum_age("w", age_seconds=59.99)

@@ -53,7 +53,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     freeze: Shared | None = None  # the image for which the pool is frozen
     surplus: Surplus = Surplus()
     missing_since: datetime | None = None
-    short: bool = False  # it launches fewer workers than are needed
+    short: bool = False  # it launches fewer workers than are needed, and a window of its own configs is full
     reconsider_after_seconds: float | None = None  # after which time alone may change the decision
     waits: Sequence[Wait] = ()  # shared windows that the pool waits for
     left: Sequence[Share] = ()  # those whose headroom it leaves to others that wait
@@ -195,7 +195,7 @@ def _plan(observed: Observed, launches: list[Launch], configs: dict[str, Any], n
         freeze=bad,
         surplus=seen,
         missing_since=None if blocked else _missing_since(observed, wanted, now),
-        short=needed > launched,
+        short=needed > launched and _is_full(observed, _units(launches)),
         reconsider_after_seconds=_reconsider(
             observed, now, seen, spare - len(cancel) - len(stop), needed - launched, reached
         ),
@@ -215,6 +215,16 @@ def _able(observed: Observed, units: Mapping[str, int]) -> list[Config]:
         and not windows.trip_reason(config, shared)
         and windows.room(config, rooms, calculator_unavailable=unavailable)[0] > units.get(config.id, 0)
     ]
+
+
+def _is_full(observed: Observed, units: Mapping[str, int]) -> bool:
+    """True if a config could launch more than these units if its own windows left room."""
+    shared = {known.share: known for known in observed.shared}
+    able = {config.id for config in _able(observed, units)}
+    return any(
+        config.id not in able and not _never(config) and not windows.trip_reason(config, shared)
+        for config in observed.configs
+    )
 
 
 def _rooms(observed: Observed) -> dict[Share, int]:

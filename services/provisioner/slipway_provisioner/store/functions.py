@@ -146,8 +146,8 @@ CREATE FUNCTION claim_dirty(
         DELETE FROM dirty_pool WHERE pool_id = claimed_id AND due_at <= slipway_clock() RETURNING reason, due_at)
     SELECT coalesce(array_agg(reason), '{{}}'), min(due_at) INTO reasons, since FROM unmarked;
 END $$"""
-# Mark the pools dirty whose last plan launched fewer workers than they need, and those that a planner holds, which may
-# be making such a plan of older usage. The others are locked until the caller commits what may be planned then.
+# Mark the pools dirty whose last plan lacked headroom of their own launch configs, and those that a planner holds: it
+# may be making such a plan of older usage. The others are locked until the caller commits what may be planned then.
 MARK_SHORT: Final = """
 CREATE FUNCTION mark_short(pool_ids text[], reason text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE

@@ -42,7 +42,8 @@ async def dirty(tx: Connection, pool_ids: Iterable[str], *, reason: str) -> None
 
 
 async def dirty_if_short(tx: Connection, pool_ids: Iterable[str], *, reason: str) -> None:
-    """Mark pools dirty unless their last plans launched all that they need: nothing else changes for them."""
+    """Mark pools dirty whose last plans needed more headroom of their own launch configs. Those that lack headroom of
+    shared windows are woken for it, and for all others nothing has changed."""
     ids = sorted(set(pool_ids))
     if ids:
         await tx.execute(SHORT, ids, reason)
