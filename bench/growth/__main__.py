@@ -37,7 +37,8 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor
 from slipway_provisioner.loops import expire, plan, roll_out
 from slipway_weight_calculator.settings import Settings as CalculatorSettings
-from tests.simulation.deployment import SERVICES, Deployment, deployment_on
+from tests.simulation.databases import SERVICES
+from tests.simulation.deployment import Deployment, deployment_on
 from tests.simulation.invariants import LIMIT, MAX_CAPACITY
 from tests.support.folders import disk_folder
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.database.postgres import Connection, schema_of
-from tests.simulation.deployment import SERVICES
+from tests.simulation.databases import SERVICES
 
 MARK: Final = "daily"
 """Part of every name that the work of each day makes anew."""

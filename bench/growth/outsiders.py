@@ -23,7 +23,8 @@ from slipway_common.events.topics import (
 )
 from slipway_common.messaging.envelope import Envelope, encode
 from tests.simulation.commands import POOL, ZONES
-from tests.simulation.deployment import START, Deployment
+from tests.simulation.deployment import Deployment
+from tests.simulation.outside import START
 
 SOURCE: Final = f"monitor-{MARK}"
 NUMBERED: Final = "/slipway/later/1"

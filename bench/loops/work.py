@@ -17,7 +17,8 @@ from slipway_provisioner.loops.measure import PoolMeasure
 from slipway_provisioner.store import gauges
 from slipway_provisioner.store.functions import LIMITED_KEYS
 from slipway_provisioner.store.retention import RETENTION
-from tests.support.provisioner import START, Provisioner
+from tests.support.cloud import START
+from tests.support.provisioner import Provisioner
 
 Loop = Callable[[Provisioner], Awaitable[Any]]
 STEPS_MAX: Final = 1_000

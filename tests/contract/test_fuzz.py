@@ -14,7 +14,8 @@ from tests.fuzz.cases import Case, Cases, Operation, encoded, operations
 from tests.fuzz.judge import Answer, Facts, Rows, mistakes
 from tests.fuzz.run import DOCUMENTS, document, fuzz, send
 from tests.fuzz.worlds import WORLDS, of_boskos
-from tests.support.provisioner import START, Provisioner, provisioner_on
+from tests.support.cloud import START
+from tests.support.provisioner import Provisioner, provisioner_on
 
 EVENTS: Final = "application/cloudevents+json"
 REFUSED: Final[dict[str, Any]] = {"4XX": {"content": {"application/problem+json": {}}}}

@@ -36,6 +36,7 @@ from tests.fuzz.cases import NOTHING, WORKER_TOKEN, Case
 from tests.fuzz.judge import Answer, Changes, Facts, Rows
 from tests.support import provisioner as provisioning
 from tests.support import weight_calculator as calculating
+from tests.support.cloud import START
 from tests.support.lease_broker import terms
 from tests.support.lease_broker_http import world_on
 
@@ -188,7 +189,7 @@ async def provisioner(server: EmbeddedPostgres, folder: Path) -> AsyncIterator[W
             "source": [{"source": "queue"}],
         }
         rows = Rows(made.database)
-        yield World("provisioner", made.app, rows, known, provisioning.START, fixed=NO_WAIT, database=made.database)
+        yield World("provisioner", made.app, rows, known, START, fixed=NO_WAIT, database=made.database)
 
 
 @contextlib.asynccontextmanager

@@ -19,7 +19,8 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.providers.port import OutcomeUnknown, PutBack, Refused
 from slipway_provisioner.store import accounts, batches
-from tests.support.provisioner import Provisioner, ReplyLost, after, declared, provisioner_on
+from tests.support.cloud import ReplyLost
+from tests.support.provisioner import Provisioner, after, declared, provisioner_on
 
 
 async def accepted(provisioner: Provisioner, pending: int = 2) -> None:

@@ -17,7 +17,8 @@ from slipway_provisioner.domain.workspaces import Phase
 from slipway_provisioner.loops.check_accounts import AccountChecks
 from slipway_provisioner.providers.port import OutcomeUnknown
 from slipway_provisioner.store import reachability
-from tests.support.provisioner import Cloud, Provisioner, administrator, declared, provisioner_on
+from tests.support.cloud import Cloud
+from tests.support.provisioner import Provisioner, administrator, declared, provisioner_on
 from tests.support.workspaces import OLD, ring, stored
 
 FULL: Final = Finding(

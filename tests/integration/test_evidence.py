@@ -15,7 +15,8 @@ from slipway_common.events.topics import DECODERS
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRegistered, WorkerStopping
 from slipway_provisioner.domain.cloud import InstanceState
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
-from tests.support.provisioner import Provisioner, ReplyLost, administrator, after, declared, report
+from tests.support.cloud import ReplyLost
+from tests.support.provisioner import Provisioner, administrator, after, declared, report
 
 NEVER_CLAIMED: Final = Outcome(Stage.CLAIM, Result.FAILED, Scope.IMAGE, "linux-1", "never_claimed")
 

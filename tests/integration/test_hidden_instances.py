@@ -8,6 +8,7 @@ import pytest
 from slipway_common.base.clock import utc_now
 from slipway_common.events.lease import LeaseRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.support.cloud import START
 from tests.support.ec2_provisioner import body, with_ec2
 from tests.support.ec2_server import (
     Ec2Server,
@@ -22,7 +23,7 @@ from tests.support.ec2_server import (
     serving,
     zones,
 )
-from tests.support.provisioner import START, Provisioner, after, report
+from tests.support.provisioner import Provisioner, after, report
 
 
 class Hiding:

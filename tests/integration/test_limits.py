@@ -20,16 +20,8 @@ from slipway_provisioner.apply import recovery
 from slipway_provisioner.domain.limits import Level
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from slipway_provisioner.store import limits
-from tests.support.provisioner import (
-    Provisioner,
-    ReplyLost,
-    after,
-    declared,
-    in_transaction,
-    provisioner_on,
-    report,
-    revision_id,
-)
+from tests.support.cloud import ReplyLost
+from tests.support.provisioner import Provisioner, after, declared, in_transaction, provisioner_on, report, revision_id
 
 HOUR: Final = 3600.0
 DAY: Final = 24 * HOUR

@@ -21,7 +21,8 @@ from slipway_common.events.worker import (
 )
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.port import OutcomeUnknown
-from tests.support.provisioner import Provisioner, ReplyLost, administrator, after, report
+from tests.support.cloud import ReplyLost
+from tests.support.provisioner import Provisioner, administrator, after, report
 from tests.support.running import failures, running
 
 

@@ -24,9 +24,10 @@ from slipway_provisioner.loops.measure import PoolMeasure, measure
 from slipway_provisioner.loops.roll_out import roll_out_next
 from slipway_provisioner.store import workspace_runs
 from slipway_provisioner.store.gauges import POOLS_AT_ONCE
+from tests.support.cloud import START
 from tests.support.harness import Place, enqueue, member, publisher, report, until
 from tests.support.lease_broker import acquire_request, broker_on, release, terms
-from tests.support.provisioner import START, declared, provisioner_on, revision_id, weight
+from tests.support.provisioner import declared, provisioner_on, revision_id, weight
 from tests.support.provisioner import report as demand
 from tests.support.tools import run
 from tests.support.workspaces import OLD, ring, stored

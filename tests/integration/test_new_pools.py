@@ -8,7 +8,8 @@ import httpx2
 import pytest
 
 from slipway_local.servers.postgres import EmbeddedPostgres
-from tests.support.provisioner import Cloud, Provisioner, administrator, apply_body, declared, provisioner_on, report
+from tests.support.cloud import Cloud
+from tests.support.provisioner import Provisioner, administrator, apply_body, declared, provisioner_on, report
 
 PATH: Final = "/pools/linux"
 PRICES: Final = "prices: [{provider: simulated, region: sim-1, instance_type: m5.large, per_hour: 0.10}]"

@@ -6,7 +6,8 @@ from typing import Final
 from slipway_common.base.ids import new_id
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_provisioner.domain.cloud import Instance, InstanceState, Protected
-from tests.support.provisioner import START, Provisioner, administrator
+from tests.support.cloud import START
+from tests.support.provisioner import Provisioner, administrator
 
 WHY: Final = Protected("OperationNotPermitted: i-0001 is protected", "unprotect i-0001")
 KIND: Final = "termination-refused"

@@ -15,7 +15,8 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply.provider_keys import refresh
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.store import decisions, pools, provider_keys
-from tests.support.provisioner import Cloud, Provisioner, apply_body, declared, provisioner_on, report, weight
+from tests.support.cloud import Cloud
+from tests.support.provisioner import Provisioner, apply_body, declared, provisioner_on, report, weight
 
 SPOT: Final = Key("capacity", "sim-1/z1/m5.large/spot")
 ROWS: Final = "SELECT name, capacity, quota_family, capacity_key, quota_key FROM launch_config ORDER BY name"

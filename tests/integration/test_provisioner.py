@@ -33,10 +33,10 @@ from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from slipway_provisioner.providers.simulated import ERRORS
 from slipway_provisioner.store import accounts, configs, launch_stops, pauses
+from tests.support.cloud import ReplyLost
 from tests.support.provisioner import (
     KEY,
     Provisioner,
-    ReplyLost,
     after,
     declared,
     in_transaction,

@@ -17,15 +17,8 @@ from slipway_provisioner.apply import recovery
 from slipway_provisioner.domain.cloud import Instance, InstanceState
 from slipway_provisioner.domain.reaping import UNKNOWN_BATCH
 from slipway_provisioner.store import configs, instances, launch_stops
-from tests.support.provisioner import (
-    START,
-    Provisioner,
-    administrator,
-    after,
-    in_transaction,
-    report,
-    revision_id,
-)
+from tests.support.cloud import START
+from tests.support.provisioner import Provisioner, administrator, after, in_transaction, report, revision_id
 
 # Tables of the state that a backup has; the others are drawn once.
 LOST: Final = ("worker", "launch_batch", "lease", "lease_request", "claim", "decision")

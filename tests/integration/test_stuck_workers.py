@@ -10,7 +10,8 @@ from slipway_common.events.lease import LeaseRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account, Protected
 from slipway_provisioner.providers.port import TerminationRefused
-from tests.support.provisioner import Cloud, Provisioner, after, declared, provisioner_on, report, weight
+from tests.support.cloud import Cloud
+from tests.support.provisioner import Provisioner, after, declared, provisioner_on, report, weight
 
 WHY: Final = Protected("OperationNotPermitted: it is protected", "unprotect it")
 REFUSED, STARVED = "termination-refused", "pool-starved"

@@ -16,7 +16,8 @@ from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLo
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
 from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Refused
-from tests.support.provisioner import START, Cloud, Provisioner, administrator, declared, provisioner_on, report
+from tests.support.cloud import START, Cloud
+from tests.support.provisioner import Provisioner, administrator, declared, provisioner_on, report
 
 DEAD = "sim-a"
 

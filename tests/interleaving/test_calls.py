@@ -17,8 +17,9 @@ from slipway_provisioner.domain.workers import Worker, launch_failed
 from slipway_provisioner.providers.port import OutcomeUnknown
 from slipway_provisioner.store import accounts, batches, outcomes, workers
 from slipway_provisioner.store.batches import Batch, Overdue
+from tests.support.cloud import START
 from tests.support.interleaving import FORBID, SHARED
-from tests.support.provisioner import START, Provisioner, after, awaited, in_transaction, revision_id, stopped_at
+from tests.support.provisioner import Provisioner, after, awaited, in_transaction, revision_id, stopped_at
 from tests.support.starts import Forbid
 from tests.support.statements import Covered
 

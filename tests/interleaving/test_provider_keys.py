@@ -11,7 +11,8 @@ from slipway_common.events.launch_config import LaunchConfigUpdated
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import provider_keys
 from slipway_provisioner.domain.cloud import Account
-from tests.support.provisioner import Cloud, Provisioner, declared, provisioner_on, report, stopped_at
+from tests.support.cloud import Cloud
+from tests.support.provisioner import Provisioner, declared, provisioner_on, report, stopped_at
 from tests.support.statements import Covered
 
 locking: Final = Covered(slipway_provisioner)

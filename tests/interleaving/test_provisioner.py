@@ -16,9 +16,10 @@ from slipway_provisioner.loops import plan
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.store import ageing, launch_stops, leases, marks, pools
 from slipway_provisioner.store.columns import states
+from tests.support.cloud import START
 from tests.support.harness import until_ended_or_waiting
 from tests.support.interleaving import FORBID, SHARED, gone, lost
-from tests.support.provisioner import START, Provisioner, declared, in_transaction, report, revision_id, stopped_at
+from tests.support.provisioner import Provisioner, declared, in_transaction, report, revision_id, stopped_at
 from tests.support.starts import Forbid, a_first_start_is_the_last, a_waiting_start_obeys, batch_count
 from tests.support.statements import Covered
 

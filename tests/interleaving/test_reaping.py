@@ -16,7 +16,8 @@ from slipway_provisioner.domain.cloud import Instance, InstanceState, Protected
 from slipway_provisioner.domain.reaping import Kept
 from slipway_provisioner.domain.recovery import Action
 from slipway_provisioner.store import accounts, instances, orphans, pools
-from tests.support.provisioner import START, Provisioner, in_transaction, report, revision_id, stopped_at
+from tests.support.cloud import START
+from tests.support.provisioner import Provisioner, in_transaction, report, revision_id, stopped_at
 from tests.support.statements import Covered
 
 locking: Final = Covered(slipway_provisioner)

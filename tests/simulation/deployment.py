@@ -8,12 +8,10 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import count
-from pathlib import Path
 from random import Random
-from tempfile import NamedTemporaryFile
 from typing import Any, Final
 
 import asyncpg.transaction
@@ -22,11 +20,9 @@ import msgspec
 import pytest
 
 from slipway_common.base import ids
-from slipway_common.database import migrate, postgres
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.pool import DemandReported
 from slipway_common.events.topics import (
-    DECODERS,
     LAUNCH_CONFIG_SIGNAL,
     LAUNCH_CONFIG_WEIGHT,
     LEASE_LIFECYCLE,
@@ -37,11 +33,11 @@ from slipway_common.events.topics import (
 )
 from slipway_common.messaging import consume, outbox
 from slipway_common.messaging.consume import Consumer, Owned
-from slipway_common.messaging.envelope import Envelope, decode, encode
+from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.incarnation import stop_nothing
 from slipway_common.messaging.leadership import Leadership
 from slipway_common.messaging.producers import Producers
-from slipway_common.messaging.records import Received, Record
+from slipway_common.messaging.records import Received
 from slipway_common.messaging.relay import PLACES, Publication, Relay, partition_for
 from slipway_common.messaging.topic_admin import partition_counts
 from slipway_lease_broker.admission import Admissions
@@ -62,28 +58,19 @@ from slipway_provisioner.handlers.signals import record_requests
 from slipway_provisioner.handlers.weights import WeightView
 from slipway_provisioner.loops import contact, expire, launch, plan, reap, resolve, roll_out, sweep, terminate
 from slipway_provisioner.loops.launch import Launcher
-from slipway_provisioner.main import build
-from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import launch_stops
 from slipway_simulator.scenario import Scenario
 from slipway_weight_calculator.work import Calculation
 from tests.simulation.cloud import Cloud
-from tests.simulation.commands import TOKEN, Operator, declared
+from tests.simulation.commands import Operator, declared
+from tests.simulation.databases import DEPLOYMENT, SERVICES, Api, migrated
 from tests.simulation.log import PARTITIONS, Log
 from tests.simulation.machines import Machines
 from tests.simulation.network import Network
-from tests.support.harness import PATIENCE_SECONDS, PATIENT
+from tests.simulation.outside import START, Untimed, as_received, connect
 from tests.support.lease_broker import admissions
 
-SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
 RENEWED: Final = dict(zip(SERVICES, (stop_until_confirmed, stop_nothing, hold_leases), strict=True))
-START: Final = datetime(2026, 1, 1, tzinfo=UTC)
-# One clock controlled by the simulation, in microseconds since START; each service's database adds its own skew. It is
-# a sequence because a function that reads no table becomes a part of the statements that call it for each row.
-CLOCK: Final = """
-CREATE SEQUENCE public.simulated_clock MINVALUE 0;
-SELECT setval('public.simulated_clock', 0);
-GRANT ALL ON SEQUENCE public.simulated_clock TO PUBLIC"""
 SET_CLOCK: Final = "SELECT setval('public.simulated_clock', $1)"
 SKEWED: Final = f"""
 CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS $clock$
@@ -129,47 +116,8 @@ ROUND: Final = (
     "view",
     LAUNCH_CONFIG_SIGNAL.name,
 )
-DEPLOYMENT: Final = "slipway-simulated"
-TEMPLATE: Final = "simulation_template"
-SIZE: Final = 1  # of each pool of connections: what is done at once takes turns, in an order that a seed repeats
 _databases = count(1)
-_templates: set[str] = set()  # servers with that database
 _apis: list["Api"] = []  # those that no deployment uses now: building one takes as long as fifty requests
-
-
-class Untimed:
-    """The part of asyncio that the launcher uses. The cloud decides when a call ends, however long a step takes."""
-
-    create_task = staticmethod(asyncio.create_task)
-    gather = staticmethod(asyncio.gather)
-    Semaphore = asyncio.Semaphore
-
-    @staticmethod
-    def timeout(_: float) -> contextlib.AbstractAsyncContextManager[None]:
-        return contextlib.nullcontext()
-
-
-class Api:
-    """The provisioner's HTTP API. It keeps no state of a deployment but its database."""
-
-    def __init__(self) -> None:
-        self.tokens = NamedTemporaryFile()  # noqa: SIM115 (deleted at the end of the process)
-        entry = {"name": "operator", "sha256": ids.hash_secret(TOKEN), "scopes": ["admin"]}
-        Path(self.tokens.name).write_bytes(msgspec.json.encode([entry]))
-        self.settings = Settings(
-            database_url="",
-            kafka="",
-            registration_key="key",
-            send_within_seconds=1e9,
-            boot_timeout_seconds=300.0,
-            stuck_after_seconds=120.0,
-            accepted_timeout_seconds=300.0,
-            starts_at_once=1,  # in the same order with each seed
-            tokens_file=Path(self.tokens.name),
-        )
-        service = build(self.settings)
-        self.runtime = service.runtime
-        self.app = service.app()
 
 
 class Crash(BaseException):
@@ -577,24 +525,6 @@ class Deployment:
         await self.operator.declare(self.body)
 
 
-def as_received(record: Record) -> Received:
-    envelope = decode(record.headers, received_at=START)
-    event = None if record.value is None else DECODERS[envelope.type].decode(record.value)
-    return Received(
-        event=event,
-        type=envelope.type,
-        id=envelope.id,
-        source=envelope.source,
-        subject=envelope.subject,
-        time=envelope.time,
-        sequence_number=envelope.sequence_number,
-        revision=envelope.revision,
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
-    )
-
-
 @contextlib.asynccontextmanager
 async def deployment_on(
     server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch, seed: int, scenario: Scenario, **pool: Any
@@ -640,27 +570,6 @@ async def deployment_on(
             one.terminate()
         await server.drop_database(name)
         _apis.append(api)
-
-
-async def connect(url: str, service: str) -> Database:
-    """Connect to the database of a service. A busy machine may hold up its statements."""
-    return await postgres.connect(url, service, size=SIZE, command_timeout_seconds=PATIENCE_SECONDS, settings=PATIENT)
-
-
-async def migrated(server: EmbeddedPostgres) -> str:
-    """Name of a database with the schemas of all services, which is created once per server and copied from then on."""
-    if server.url() not in _templates:
-        url = await server.create_database(TEMPLATE)
-        for service in SERVICES:
-            await migrate.upgrade(url, service)
-        admin = await asyncpg.connect(url)
-        await admin.execute(CLOCK)
-        for service in SERVICES:  # what a migration draws at random
-            await admin.execute(f"UPDATE {postgres.schema_of(service)}.incarnation SET id = md5('{service}')")
-        await admin.execute(f"UPDATE provisioner.deployment SET id = '{DEPLOYMENT}'")
-        await admin.close()
-        _templates.add(server.url())
-    return TEMPLATE
 
 
 def _crash_at_commits(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:

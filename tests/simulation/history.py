@@ -25,10 +25,12 @@ from slipway_provisioner.store.columns import states
 from slipway_simulator.facts import Reply
 from slipway_simulator.scenario import Scenario, decode
 from tests.simulation.commands import MISSING_IMAGE, SECOND_ACCOUNT
-from tests.simulation.deployment import COUNTS, SERVICES, Deployment, as_received, deployment_on
+from tests.simulation.databases import SERVICES
+from tests.simulation.deployment import COUNTS, Deployment, deployment_on
 from tests.simulation.invariants import LIMIT, MAX_CAPACITY, Checker, judge
 from tests.simulation.machines import ANOTHER_TASK
 from tests.simulation.outages import Outages
+from tests.simulation.outside import as_received
 
 ALL_FAULTS: Final = frozenset(
     {*(f"{name} killed" for name in SERVICES), "reply lost", "call refused", "repeated", "cut off"}

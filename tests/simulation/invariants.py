@@ -14,7 +14,9 @@ from slipway_provisioner.domain.workers import UNWANTED
 from slipway_provisioner.store.columns import states
 from slipway_simulator.facts import Call, InstanceCreated, Reply
 from tests.simulation.commands import MAXIMA
-from tests.simulation.deployment import SERVICES, STEPS_SECONDS, Deployment, as_received
+from tests.simulation.databases import SERVICES
+from tests.simulation.deployment import STEPS_SECONDS, Deployment
+from tests.simulation.outside import as_received
 
 MAX_CAPACITY: Final = 12
 FREED: Final = 1

@@ -8,7 +8,8 @@ from typing import Final
 import httpx2
 
 from tests.simulation.commands import SECOND_ACCOUNT, TOKEN
-from tests.simulation.deployment import SERVICES, Deployment
+from tests.simulation.databases import SERVICES
+from tests.simulation.deployment import Deployment
 
 EVERY: Final = 3  # seeds
 DARK_SECONDS: Final = 900.0

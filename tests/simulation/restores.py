@@ -5,8 +5,10 @@ from typing import Any, Final
 from slipway_common.messaging import incarnation
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.simulation.commands import TOKEN
-from tests.simulation.deployment import SERVICES, Deployment, connect
+from tests.simulation.databases import SERVICES
+from tests.simulation.deployment import Deployment
 from tests.simulation.log import Written
+from tests.simulation.outside import connect
 
 HEADERS: Final = {"Authorization": f"Bearer {TOKEN}"}
 LISTED_WITHIN: Final = 20  # rounds

@@ -10,7 +10,8 @@ from typing import Final
 import pytest
 
 from slipway_local.servers.postgres import EmbeddedPostgres
-from tests.simulation.deployment import SERVICES, SKEW_SECONDS
+from tests.simulation.databases import SERVICES
+from tests.simulation.deployment import SKEW_SECONDS
 from tests.simulation.history import ALL_COMMANDS, ALL_FAULTS, Report, play
 from tests.simulation.quiet import (
     HOUR_SECONDS,

@@ -21,8 +21,8 @@ from slipway_provisioner.providers.port import OutcomeUnknown, Refused, Terminat
 from slipway_provisioner.providers.terraform.adapter import Terraform
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import account_checks, reachability
+from tests.support.cloud import Cloud
 from tests.support.harness import until
-from tests.support.provisioner import Cloud
 from tests.support.terraform import installed
 from tests.support.terraform_fleet import Fleet, fleet_on
 from tests.support.terraform_provider import settings_on, working

@@ -1,4 +1,4 @@
-"""`make structure`: checks sizes, layers and import cycles of the product and its benchmarks.
+"""`make structure`: checks sizes, layers and import cycles of the product and its benchmarks, and sizes of tests.
 
 Prints the longest files, the classes with most methods, the functions of the domains with most parameters, the files
 per layer, the lines of product, benchmarks and tests; then a line per finding, import cycles and second classes of one
@@ -73,6 +73,12 @@ def files(found: Sequence[Module]) -> list[Size]:
     return _descending(
         Size(len(module.text.splitlines()), module.path) for module in found if module.path not in TABLES
     )
+
+
+def tests(root: Path) -> list[Size]:
+    """Lines of each file of tests."""
+    paths = sorted(root.glob("tests/**/*.py"))
+    return _descending(Size(len(path.read_text().splitlines()), path.relative_to(root).as_posix()) for path in paths)
 
 
 def classes(found: Sequence[Module]) -> list[Size]:
@@ -179,6 +185,7 @@ def report(found: Sequence[Module]) -> Iterator[str]:
     """The largest of each kind, and the tables."""
     for title, sizes in (
         ("longest files", files(found)),
+        ("longest files of tests", tests(ROOT)),
         ("classes with most methods", classes(found)),
         ("functions of the domains with most parameters", functions(found)),
     ):
@@ -200,10 +207,11 @@ def lines(root: Path, found: Sequence[Module]) -> Iterator[str]:
     yield f"tests: {number:,} lines in {len(tests)} files, data included"
 
 
-def findings(found: Sequence[Module]) -> list[str]:
-    """A line per violated limit."""
+def findings(found: Sequence[Module], root: Path) -> list[str]:
+    """A line per violated limit, of modules and of the tests below the root."""
+    lengths = [*files(found), *tests(root)]
     return [
-        *(f"{size.place}: {size.number} lines, above {LINES_MAX}" for size in files(found) if size.number > LINES_MAX),
+        *(f"{size.place}: {size.number} lines, above {LINES_MAX}" for size in lengths if size.number > LINES_MAX),
         *(
             f"{size.place}: {size.number} methods, above {METHODS_MAX}"
             for size in classes(found)
@@ -239,7 +247,7 @@ def _descending(sizes: Iterable[Size]) -> list[Size]:
 
 def main(argv: Sequence[str]) -> int:
     found = list(modules(ROOT))
-    false = findings(found)
+    false = findings(found, ROOT)
     figures = [] if "--findings" in argv else [*report(found), ""]
     findings_ = "1 finding" if len(false) == 1 else f"{len(false)} findings"
     print(*figures, *false, f"{len(found)} modules, {findings_}", sep="\n")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slipway_common.base.ids import new_id
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_provisioner.domain.ageing import Ageing, Life, alert, decide, drain_until, drawn_share, moments
-from tests.support.provisioner import START
+from tests.support.cloud import START
 
 HOUR = 3600.0
 _NUMBERS = count()

@@ -15,17 +15,9 @@ from slipway_common.declaration.strict_yaml import Invalid
 from slipway_provisioner.apply.reading import DeclaredReader, spec_digest
 from slipway_provisioner.domain import ownership, revisions
 from slipway_provisioner.domain.comparison import Comparison, Snapshot, StoredName, StoredPool, Writes
-from slipway_provisioner.domain.declaration import (
-    Calls,
-    DeclarationRefused,
-    Index,
-    Known,
-    Owners,
-    Request,
-    Times,
-)
+from slipway_provisioner.domain.declaration import Calls, DeclarationRefused, Index, Known, Owners, Request, Times
 from slipway_provisioner.domain.revisions import StoredRevision
-from tests.support.provisioner import Cloud
+from tests.support.cloud import Cloud
 
 TIMES: Final = Times(call_timeout_seconds=5, accepted_timeout_seconds=2400, clock_skew_seconds=5)
 NOTHING: Final = Index(accounts={}, pools={}, regions={})
