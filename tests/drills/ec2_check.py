@@ -5,20 +5,20 @@ its own one. Judged by the command's exit code and findings, the alerts in their
 which nothing may be launched or terminated.
 """
 
-import asyncio
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from slipway_common.base.ids import new_secret
+from slipway_common.base.process.groups import output
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import parse
 from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
 from slipway_local.demo.deployment import Deployment
 from slipway_local.demo.ec2_machines import Ec2Machines
+from slipway_local.demo.try_image import SLIPWAY
 from slipway_local.ec2 import facts as ec2
 from slipway_local.ec2.faults import NOTATION
 from slipway_simulator.notation import BadFault, Fault
@@ -29,7 +29,6 @@ ACCOUNT: Final = "aws-1"
 NUMBER: Final = "210987654321"  # the account of the role in the example
 IMAGE: Final = "ami-12345678"
 PROFILE: Final = "slipway-machine"
-SLIPWAY: Final = (sys.executable, "-c", "from slipway_client.cli.main import app; app(prog_name='slipway')")
 PROBLEM: Final = 3
 ALERT: Final = "account-check"
 DENIED: Final = "ec2:CreateTags"
@@ -208,15 +207,7 @@ async def _checked(deployment: Deployment, machines: Ec2Machines, faults: Sequen
 async def _slipway(deployment: Deployment, *arguments: str) -> tuple[int, str]:
     """Exit code and output of the command, in a process of its own."""
     own = {"SLIPWAY_PROVISIONER_URL": deployment.url("provisioner"), "SLIPWAY_TOKEN": deployment.token}
-    process = await asyncio.create_subprocess_exec(
-        *SLIPWAY,
-        *arguments,
-        env={**os.environ, **own},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    output, _ = await process.communicate()
-    return process.returncode or 0, output.decode()
+    return await output((*SLIPWAY, *arguments), os.environ | own)
 
 
 def _judged(case: Case | None, result: Result) -> list[str]:

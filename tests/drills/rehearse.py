@@ -21,6 +21,7 @@ import asyncpg
 import msgspec
 
 from slipway_common.base.clock import monotonic_seconds, utc_now
+from slipway_common.base.process.groups import output
 from slipway_local.demo.deployment import SERVICES, Deployment
 from slipway_local.servers.supervisor import run
 from slipway_simulator import facts
@@ -63,13 +64,10 @@ class Stage(msgspec.Struct, frozen=True):
         urls = {f"SLIPWAY_{name.upper().replace('-', '_')}_URL": self.deployment.url(name) for name in SERVICES}
         path = f"{PROGRAMS}:{os.environ['PATH']}"
         environment = {**os.environ, **urls, "SLIPWAY_TOKEN": self.deployment.token, "PATH": path}
-        child = await asyncio.create_subprocess_exec(
-            "bash", "-c", command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        printed = (await child.communicate())[0].decode()
+        code, printed = await output(("bash", "-c", command), environment)
         self.harness.log(f"$ {command}")
-        if child.returncode not in (0, FINDINGS):
-            raise NotReached(f"`{command}` exits with {child.returncode}: {printed}")
+        if code not in (0, FINDINGS):
+            raise NotReached(f"`{command}` exits with {code}: {printed}")
         return printed
 
 

@@ -21,6 +21,7 @@ import httpx2
 import msgspec
 
 from slipway_common.base.clock import monotonic_seconds, utc_now
+from slipway_common.base.process.groups import output
 from slipway_common.base.process.guard import guard
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import parse
@@ -130,18 +131,11 @@ class Play:
     async def slipway(self, *arguments: str) -> float:
         """Execute a `slipway` command; return the time at which it had been answered. Raises NotReached."""
         self.say(f"$ slipway {' '.join(arguments)}")
-        process = await asyncio.create_subprocess_exec(
-            *SLIPWAY,
-            *arguments,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=os.environ | environment(self.deployment),
-        )
-        output, _ = await process.communicate()
-        for line in output.decode().splitlines():
+        code, printed = await output((*SLIPWAY, *arguments), os.environ | environment(self.deployment))
+        for line in printed.splitlines():
             print(f"            {line}", flush=True)
-        if process.returncode:
-            raise NotReached(f"slipway {arguments[0]} {arguments[1]} ended with {process.returncode}")
+        if code:
+            raise NotReached(f"slipway {arguments[0]} {arguments[1]} ended with {code}")
         return utc_now().timestamp()
 
     async def until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:

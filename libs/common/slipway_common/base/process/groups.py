@@ -94,6 +94,22 @@ class Group:
             (os.killpg if self._leads else os.kill)(self._process.pid, signum)
 
 
+async def output(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Run a command to its end; its exit code, negative for a signal, and all that it printed, errors included. It is
+    killed if the caller is cancelled. Raises OSError if it cannot be started."""
+    process = await asyncio.create_subprocess_exec(
+        *command, env=dict(environment), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        printed, _ = await process.communicate()
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        raise
+    assert process.returncode is not None
+    return process.returncode, printed.decode()
+
+
 async def ended(process: "subprocess.Popen[bytes]") -> None:
     """Wait until a child has ended, in any event loop.
 
