@@ -312,6 +312,10 @@ async def test_a_pinned_pool_has_the_limit_that_was_set(world: World) -> None:
         (row,) = (await world.replica.call("GET", "/lease-pools")).json()["items"]
         return row["limit_in_force"], row["limit_reason"]
 
+    async def listed(open_: str) -> list[str]:
+        rows = (await world.replica.call("GET", f"/alerts?open={open_}")).json()["items"]
+        return [row["kind"] for row in rows]
+
     async def put(units: int) -> Any:
         return await world.replica.call("PUT", f"{path}/units", {"units": units, "ttl_seconds": 60.0}, by="operator")
 
@@ -325,8 +329,10 @@ async def test_a_pinned_pool_has_the_limit_that_was_set(world: World) -> None:
     assert await limit() == (10, "derived: 10 × 1 unit")
     await world.broker.set_clock(60)
     assert await limit() == (10, "derived: 10 × 1 unit (stale report)")
+    assert await listed("true") == ["lease-pool-units-stale"]
     await put(3)
     assert await limit() == (30, "derived: 10 × 3 units")
+    assert (await listed("true"), await listed("false")) == ([], ["lease-pool-units-stale"])
     alerts = [event for event in await world.broker.events() if isinstance(event, AlertRaised | AlertResolved)]
     assert [type(alert) for alert in alerts] == [AlertRaised, AlertResolved]
 

@@ -70,14 +70,12 @@ async def enqueue(tx: Connection, events: Sequence[Any], *, at: datetime | None 
     """
     if not events:
         return
-    events = await alerts.record(tx, events)
+    parents = [event.traceparent if isinstance(event, Traced) else current_trace() for event in events]
+    recorded = await alerts.record(tx, [event.event if isinstance(event, Traced) else event for event in events])
     columns: list[list[Any]] = [[] for _ in range(7)]
-    for wrapped in events:
-        event, parent, dead = wrapped, current_trace(), False
-        if isinstance(event, Traced):
-            event, parent = event.event, event.traceparent
-        if isinstance(event, Tombstone):
-            event, dead = event.event, True
+    for event, parent in zip(recorded, parents, strict=True):
+        dead = isinstance(event, Tombstone)
+        event = event.event if dead else event
         topic = TOPIC_OF[type(event)]
         value = None if dead else msgspec.json.encode(event)
         subject = topic.subject(event)
