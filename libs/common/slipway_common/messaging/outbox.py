@@ -71,7 +71,8 @@ async def enqueue(tx: Connection, events: Sequence[Any], *, at: datetime | None 
     if not events:
         return
     parents = [event.traceparent if isinstance(event, Traced) else current_trace() for event in events]
-    recorded = await alerts.record(tx, [event.event if isinstance(event, Traced) else event for event in events])
+    bare = [event.event if isinstance(event, Traced) else event for event in events]
+    recorded = await alerts.record(tx, bare)
     columns: list[list[Any]] = [[] for _ in range(7)]
     for event, parent in zip(recorded, parents, strict=True):
         dead = isinstance(event, Tombstone)
