@@ -30,6 +30,7 @@ BATCH: Final = (
     "store.workers.BATCH",
     "store.workers.BY_INSTANCE",
     "store.workers.UPDATE",
+    "store.workers.UPDATE_ONE",
 )
 
 

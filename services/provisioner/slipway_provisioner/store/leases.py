@@ -143,12 +143,12 @@ LEASES_OF: Final = Statement(
     .with_for_update(skip_locked=True)
 )
 REQUESTED_CONFIG: Final = Statement(sa.select(REQUEST.launch_config_id).where(_REQUEST_ID))
-TAKE: Final = Statement(
-    sa.update(lease_request)
-    .where(_REQUEST_ID)
-    .values(units=REQUEST.units - sa.bindparam("taken"))
-    .returning(REQUEST.lease_pool_id, REQUEST.traceparent, REQUEST.units)
-)
+# A request of which no unit is left is deleted.
+TAKE: Final = """
+WITH ended AS (DELETE FROM lease_request WHERE id = $1 AND units <= $2 RETURNING lease_pool_id, traceparent),
+left_over AS (
+    UPDATE lease_request SET units = units - $2 WHERE id = $1 AND units > $2 RETURNING lease_pool_id, traceparent)
+SELECT * FROM ended UNION ALL SELECT * FROM left_over"""
 DELETE_REQUEST: Final = Statement(sa.delete(lease_request).where(_REQUESTS))
 RESEND: Final = f"""
 UPDATE lease_request r SET sent_at = slipway_clock() WHERE r.id IN (
@@ -231,11 +231,8 @@ async def requested_config(tx: Connection, request_id: str) -> str | None:
 
 
 async def take(tx: Connection, request_id: str, units: int) -> Any:
-    """Subtract granted or cancelled units from a request; returns the updated row, or None if it is unknown."""
-    row = await tx.fetchrow(TAKE.text, *TAKE.arguments(request_id=request_id, taken=units))
-    if row is not None and row["units"] <= 0:
-        await _delete_requests(tx, [request_id])
-    return row
+    """Subtract granted or cancelled units from a locked request; returns its row, or None if it is unknown."""
+    return await tx.fetchrow(TAKE, request_id, units)
 
 
 async def cancel(tx: Connection, request_id: str, units: int, reason: str) -> None:

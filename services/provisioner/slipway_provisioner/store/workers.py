@@ -54,6 +54,12 @@ UPDATE: Final = Statement(
     .where(WORKER.c.id == ROWS.c.id)
     .values({field.name: ROWS.c[field.name] for field in FIELDS if field.name not in FIXED})
 )
+# Of one worker, as most are: the server keeps its plan, while it plans that of an unknown number of rows each time.
+UPDATE_ONE: Final = Statement(
+    sa.update(WORKER)
+    .where(WORKER.c.id == sa.bindparam("id"))
+    .values({field.name: sa.bindparam(field.name) for field in FIELDS if field.name not in FIXED})
+)
 # Sets no column on which counters depend, so that their trigger costs a heartbeat nothing.
 TOUCH: Final = Statement(
     sa.update(WORKER)
@@ -128,7 +134,7 @@ async def save(tx: Connection, changes: Sequence[Change], *, at: datetime | None
     """
     if not changes:
         return
-    await tx.execute(UPDATE.text, *UPDATE.rows([worker for worker, _ in changes]))
+    await _write(tx, [worker for worker, _ in changes])
     ended = [stage for _, event in changes if (stage := ended_stage(event)) is not None]
     if ended:
         await tx.execute(COUNT_OUTCOMES, *map(list, zip(*ended, strict=True)))
@@ -150,6 +156,14 @@ async def touch(tx: Connection, worker: Worker) -> None:
 async def save_without_events(tx: Connection, workers: Sequence[Worker]) -> None:
     """Write back workers whose change has no event: a call begins, a lease is bound."""
     if workers:
+        await _write(tx, workers)
+
+
+async def _write(tx: Connection, workers: Sequence[Worker]) -> None:
+    if len(workers) == 1:
+        values = {name: getattr(workers[0], name) for name in UPDATE_ONE.names}
+        await tx.execute(UPDATE_ONE.text, *UPDATE_ONE.arguments(**values))
+    else:
         await tx.execute(UPDATE.text, *UPDATE.rows(workers))
 
 
