@@ -67,8 +67,9 @@ def test_a_decision_stands() -> None:
 
 
 def test_claims_are_lost_where_a_source_reports_more_than_are_known() -> None:
-    claimed = {("p", "r"): 4, ("p", "q"): 3, ("o", "q"): 2, ("n", "q"): 0}
+    claimed = {("p", "r"): 4, ("p", "q"): 3, ("o", "q"): 2, ("n", "q"): 0, ("m", "q"): 1}
     assert lost_claims(claimed, {("p", "r"): 4, ("p", "q"): 1, ("n", "q"): 5}) == [
+        LostClaims("m", "q", 1, 0),
         LostClaims("o", "q", 2, 0),
         LostClaims("p", "q", 3, 1),
     ]

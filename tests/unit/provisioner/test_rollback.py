@@ -39,6 +39,8 @@ CANDIDATES: Final[list[tuple[list[Entry], list[int]]]] = [
     (one("1", "2", "3", ("2", 2), "2"), [1]),
     (one("1", "2", "3", ("2", 2), ("1", 1)), []),
     (one("3", "2", "3", ("2", 2)), []),  # left, wherever it was declared
+    (one("1", "2", "3", ("1", 1)), []),  # nothing is before what it returned to
+    (one("1", "3", "2", ("3", 2), "1", ("3", 4)), []),  # both rollbacks have left what was before
     (one("1", "2", ("1", 1), "3"), [3, 1]),
     (one("1", "2", ("1", 1), "2", "3"), [4, 3, 1]),  # declared again
     (one("1", "2", ("1", 1), "3", ("1", 3)), []),
@@ -68,6 +70,8 @@ def test_a_search_for_the_whole_pool_follows_rollbacks_too() -> None:
     assert candidates(history, whole=True) == []
     history = entries(({"a": "1"}, None), ({"a": "1", "b": "1"}, None), ({"a": "1"}, 1), ({"a": "3"}, None))
     assert candidates(history, whole=True) == [3, 1]
+    assert candidates(one("3", "2", "3", ("2", 2)), whole=True) == []
+    assert candidates(one("1", "2", ("1", 1))[:1], whole=True) == []  # the rest of the history was pruned
     assert Entry(revision=1, to_revision=None, revisions={}, spec_digest="").state(whole=True) == {}
 
 

@@ -193,6 +193,7 @@ def test_the_longest_values_are_those_that_a_batch_may_have() -> None:
     """A URL of 200 characters for the service and the queue, ids, a secret, and the longest name of a source."""
     sizes = {"register_url": 200, "queue_url": 200, "batch_id": 36, "batch_secret": 64}
     assert {name: longest_bytes(f"{{{{{name}}}}}", VALUES) for name in sizes} == sizes
+    assert longest_bytes("{{batch_id}}", msgspec.structs.replace(VALUES, batch_id="")) == 36
     source = msgspec.structs.replace(VALUES, source="\U0001f40b" * 150)
     assert longest_bytes("", VALUES) == longest_bytes("", source) > longest_bytes("{{settings}}", VALUES) + 12 * 150
 
