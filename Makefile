@@ -21,7 +21,7 @@ UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
 ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
-	WORKERS KILLS SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N ACCOUNTS LANDING KEEP FAST IMAGES SATURATED WINDOW BEFORE ROUNDS SINCE CHECK HOLD TTL
+	WORKERS KILLS SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N ACCOUNTS LANDING KEEP FAST IMAGES SATURATED WINDOW BEFORE ROUNDS SINCE CHECK HOLD TTL QUEUE SOURCES
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # Tests start hundreds of processes, each of which would compile every module again.
@@ -130,6 +130,10 @@ tools: ## kcat, tmux, promtool and Alertmanager for the tests that call them: in
 
 screen-shot: $(READY) ## `slipway top` in tmux at 80×24, 120×40 and 200×50: causes visible, every key tried: KEEP=1 writes docs/screens and docs/top.svg
 	@$(RUN) -m tests.tools.screen_shot
+
+.PHONY: attach
+attach: $(READY) tools ## Workers of two pools that follow a real queue by slipway-monitor, and its server or a monitor away: QUEUE=redis, exec, http or prometheus; SEED=1 KILL=monitor MUTANT=
+	@$(RUN) -m $(BROKEN) tests.attach
 
 .PHONY: alert-sinks
 alert-sinks: $(READY) tools ## Alerts forwarded to a webhook and to Alertmanager, both sides restarted in the middle: each page once: MUTANT=

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slipway_client.worker.presets import Preset, prepared
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
@@ -83,6 +85,9 @@ def wrap_agent(
     drain_signal: Annotated[
         DrainSignal, typer.Option("--drain-signal", help="Signal that makes the agent exit after its job")
     ] = DrainSignal.TERM,
+    preset: Annotated[
+        Preset, typer.Option("--preset", help="Agent whose tasks are reported without hooks of yours")
+    ] = Preset.GENERIC,
 ) -> None:
     """Register and run an agent that has its own queue
 
@@ -98,6 +103,7 @@ def wrap_agent(
     \b
     Example:
       slipway-worker wrap --user-data /run/slipway/user-data.json --drain-signal INT -- ./run.sh --once
+      slipway-worker wrap --preset celery -- celery -A builds worker --concurrency 1
 
     Exit codes: the agent's, 128+n for signal n, 127 if it is not found, 126 if it cannot be run; 1 refused by the
     provisioner, provisioner or metadata service unavailable; 2 usage error or invalid user data.
@@ -107,7 +113,8 @@ def wrap_agent(
     from slipway_client.worker.wrap import wrap
 
     signum = signal.Signals[f"SIG{drain_signal}"]
-    raise typer.Exit(_exit_code(wrap(_user_data(user_data), os.environ, command, signum)))
+    agent = prepared(preset, command, os.environ.get("PYTHONPATH", ""))
+    raise typer.Exit(_exit_code(wrap(_user_data(user_data), os.environ, agent, signum)))
 
 
 def _user_data(where: str) -> "UserData":

@@ -1,0 +1,17 @@
+"""Hooks of an RQ worker, which takes this class by `--worker-class`."""
+
+from typing import Any
+
+import rq
+from slipway_hooks import report
+
+
+class ReportingWorker(rq.Worker):
+    """Worker that reports each job from its own process, also one whose child is killed."""
+
+    def execute_job(self, job: Any, queue: Any) -> None:
+        report("claimed", job.id)
+        try:
+            super().execute_job(job, queue)
+        finally:
+            report("idle", job.id)
