@@ -265,6 +265,10 @@ ec2-scale: $(READY) ## Instance reaper on EC2 at 10,000 instances in 50 accounts
 bench-before: $(READY) ## Benchmark of this tree, compared with BEFORE=COMMIT: ONLY= some of weights,leases,events,http,registrations,reports; ROUNDS=7 SECONDS=20 KEEP=1
 	@$(RUN) -m bench.before
 
+.PHONY: bench-monitor
+bench-monitor: $(READY) ## Benchmark of slipway-monitor: memory, CPU time a report beside a bare client, lag of a poll: SOURCES=2000
+	@$(RUN) -m bench.monitor
+
 .PHONY: bench-loops
 bench-loops: $(READY) ## Benchmark of the provisioner's loops at two sizes, with nothing due and per unit of work: WORKERS=100000 SMALL=1000 UNITS=20 ROUNDS=5 SEED=1 ONLY=expire,reap
 	@$(RUN) -m bench.loops

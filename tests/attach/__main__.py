@@ -37,9 +37,9 @@ from tests.support.folders import temporary_folder
 
 ROOT: Final = Path(__file__).parents[2]
 KINDS: Final = ("redis", "exec", "http", "prometheus")
-SPEED: Final = 20.0
+SPEED: Final = 40.0
 INTERVAL_SECONDS: Final = 1.0
-VALID_SECONDS: Final = 15.0  # 5 product minutes
+VALID_SECONDS: Final = 7.5  # 5 product minutes
 AWAY_SECONDS: Final = 600.0  # product
 ONCE, AGAIN = "once", "again"
 WORKERS_MAX: Final = 4
@@ -176,7 +176,8 @@ class Monitors:
                         env=environment | {"SLIPWAY_PORT": str(port)},
                     )
                 self.processes.append(process)
-                while not number and "leads sources" not in path.read_text():  # the first one leads
+                awaited = "started" if number else "leads sources"  # the first one leads
+                while awaited not in path.read_text():
                     await asyncio.sleep(0.05)
             yield self
         finally:
@@ -279,10 +280,10 @@ class Run:
 
     async def kill(self, monitors: Monitors) -> str:
         """Kill the leader of two monitors, and wait for the other one."""
+        epoch = max(event.epoch or 0 for event in await reports(self.deployment))
         await asyncio.sleep(self.harness.rng.uniform(0, 2 * INTERVAL_SECONDS))
         monitors.processes[0].kill()
         self.harness.log("the leading monitor is killed")
-        epoch = max(event.epoch or 0 for event in await reports(self.deployment))
 
         async def reports_again() -> bool:
             return any((event.epoch or 0) > epoch for event in await reports(self.deployment))

@@ -159,7 +159,7 @@ Index("worker_pool_deleted", worker_pool.c.id, postgresql_where=worker_pool.c.de
 Index("worker_pool_paused", worker_pool.c.paused_until, postgresql_where=worker_pool.c.paused)
 Index("worker_pool_swept", worker_pool.c.swept_at, postgresql_where=~worker_pool.c.deleted)
 
-# What was declared of a pool, by its revision at that time. `changes` were made then, by `action`: apply, put, rollback.
+# What was declared of a pool, by its revision then. `changes` were made by `action`: apply, put or rollback.
 pool_revision = Table(
     "pool_revision",
     metadata,
