@@ -64,7 +64,8 @@ class View:
         """Show the lists on the page for ever, as an exporter does; nothing while the queue does not answer."""
         while True:
             try:
-                lengths = await self.lengths()
+                async with asyncio.timeout(0.3):  # the client tries again for longer
+                    lengths = await self.lengths()
                 lines = [f'jobs{{queue="{name}"}} {number}' for name, number in lengths.items()]
                 lines += [f'queue_jobs{{state="{state}"}} 0' for state in ("waiting", "running")]
                 self.page.bodies = {"/queue": lengths, "/metrics": ("\n".join(lines) + "\n").encode()}
@@ -91,11 +92,11 @@ class View:
                 )
                 return {"command": ["sh", "-c", script]}
             case "http":
-                return {"url": f"{self.page.url}/queue"}
+                return {"url": f"{self.page.url}/queue", "behind_seconds": 0.5}
             case _:
                 assert self.prometheus is not None
                 url = f"http://127.0.0.1:{self.prometheus.port}"
-                return {"url": url, "tasks": "sum by (queue) (jobs)", "label": "queue"}
+                return {"url": url, "tasks": "sum by (queue) (jobs)", "label": "queue", "behind_seconds": 1.0}
 
     async def close(self) -> None:
         if self.prometheus is not None:

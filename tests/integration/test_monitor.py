@@ -152,3 +152,17 @@ async def test_reports_of_a_deposed_leader(provisioner: Provisioner) -> None:
     assert await stored() == 4
     await provisioner.demand(report(7, at=45))
     assert await stored() == 7
+
+
+async def test_counts_that_are_older_than_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report is of the time before what it shows was made."""
+    found: list[DemandReported] = []
+
+    async def publish(report: DemandReported) -> None:
+        found.append(report)
+
+    usual = entry()
+    old = Entry(usual.settings.model_copy(update={"behind_seconds": 30.0}), Queue)
+    for each in (usual, old):
+        await Reporter(each, Alone(), publish, Random(1)).report()
+    assert 29 < (found[0].observed_at - found[1].observed_at).total_seconds() <= 30

@@ -43,7 +43,7 @@ PROBLEMS = [
     (without("name"), "name: is missing"),
     (USUAL | {"kind": "kafka"}, "unknown kind 'kafka'; installed: exec"),
     (USUAL | {"counts": "both"}, "a list has only the tasks that wait"),
-    (USUAL | {"bogus": 1}, "bogus: unknown field; known: celery"),
+    (USUAL | {"bogus": 1}, "bogus: unknown field; known: behind_seconds"),
     (USUAL | {"valid_for_seconds": 15.0}, "at least twice interval_seconds"),
     (USUAL | {"interval_seconds": 0.01}, "below 0.1 s"),
     (USUAL | {"stream": "s", "group": "g"}, "one of list, stream and celery"),

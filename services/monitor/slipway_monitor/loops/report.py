@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from random import Random
 from typing import Final, Protocol
 
@@ -46,9 +46,10 @@ class Read(msgspec.Struct, frozen=True):
     counts: Sequence[Counts]
 
 
-async def read_once(source: Source, timeout_seconds: float) -> Read:
+async def read_once(source: Source, timeout_seconds: float, behind_seconds: float = 0.0) -> Read:
     """Read a source once, in time. Raises Unreadable, whatever fails in it."""
-    observed_at = utc_now()  # before the request: what changes meanwhile belongs to the next report
+    # Before the request, and before what it shows was made: what has changed since belongs to the next report.
+    observed_at = utc_now() - timedelta(seconds=behind_seconds)
     try:
         async with asyncio.timeout(timeout_seconds):
             return Read(observed_at, await source.read())
@@ -100,7 +101,7 @@ class Reporter:
         try:
             if self._source is None:
                 self._source = self._entry.open()
-            read = await read_once(self._source, settings.timeout_seconds)
+            read = await read_once(self._source, settings.timeout_seconds, settings.behind_seconds)
             made, missing = reports(settings.reporting, read.counts, read.observed_at, epoch)
             if not self._leadership.leads(settings.name):
                 return 0.0

@@ -6,7 +6,7 @@ constructed with its settings and makes no call before its first `read`.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, Self
+from typing import Annotated, ClassVar, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -35,6 +35,9 @@ class SourceSettings(BaseModel):
     interval_seconds: Seconds = 10.0
     timeout_seconds: Seconds = 10.0
     valid_for_seconds: Seconds = 300.0
+    behind_seconds: Annotated[float, Field(strict=True, ge=0, le=3_600)] = 0.0
+    """Age that what the queue shows may have, such as a page that is made at intervals or a scraped metric. A task that
+    began within it would count as waiting and as running."""
 
     @field_validator("interval_seconds")
     @classmethod
