@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 
 from slipway_local.servers.postgres import EmbeddedPostgres
-from tests.support.lease_broker import Broker, terms
+from tests.support.lease_broker import Broker, broker_on, terms
 from tests.support.pairs import Pair, pair_on
 from tests.support.provisioner import Provisioner
 
@@ -21,11 +21,12 @@ async def provisioner(provisioner: Provisioner) -> AsyncIterator[Provisioner]:
 
 
 @pytest.fixture
-async def broker(broker: Broker) -> Broker:
+async def broker(postgres: EmbeddedPostgres) -> AsyncIterator[Broker]:
     """With a limit of 3."""
-    await broker.declare(terms(limit=3))
-    await broker.events()
-    return broker
+    async with broker_on(postgres) as broker:
+        await broker.declare(terms(limit=3))
+        await broker.events()
+        yield broker
 
 
 @pytest.fixture
