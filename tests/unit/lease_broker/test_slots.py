@@ -153,7 +153,7 @@ def test_a_limit_follows_its_slots_until_somebody_sets_it(
 
 
 def test_slots_that_are_listed_in_another_pool() -> None:
-    known = [slot("b"), slot("a"), slot("c"), slot("d", lease_pool_id="gcp")]
+    known = [slot("b"), slot("a"), slot("c"), slot("d", lease_pool_id="gcp"), slot("unlisted")]
     lists = [listed("c", "d"), listed("a", "b", "new", pool="gcp")]
     assert elsewhere(lists, known) == [("a", "aws", "gcp"), ("b", "aws", "gcp"), ("d", "gcp", "aws")]
 
