@@ -5,6 +5,7 @@ same Kafka client, one after another.
 """
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -72,21 +73,20 @@ async def measure(supervisor: Supervisor, sources: int) -> int:
         try:
             await asyncio.sleep(WARM_SECONDS)
             process = psutil.Process(monitor.pid)
-            async with httpx2.AsyncClient() as http:
+            async with httpx2.AsyncClient(timeout=30.0) as http:
                 before, _ = metrics((await http.get(f"http://127.0.0.1:{port}/metrics")).text)
                 cpu = sum(process.cpu_times()[:2])
                 await asyncio.sleep(MEASURED_SECONDS)
                 cpu = sum(process.cpu_times()[:2]) - cpu
                 after, lags = metrics((await http.get(f"http://127.0.0.1:{port}/metrics")).text)
             memory = process.memory_info().rss
-        finally:
             monitor.kill()
-            await monitor.wait()
-        try:
             bare = await bare_seconds(url, kafka.bootstrap, POOL_DEMAND.name)
         finally:
-            page.kill()
-            await page.wait()
+            for each in (monitor, page):
+                with contextlib.suppress(ProcessLookupError):
+                    each.kill()
+                await each.wait()
     return judge(sources, memory, cpu / max(1.0, after - before), bare, lags, after - before)
 
 
