@@ -53,7 +53,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     freeze: Shared | None = None  # the image for which the pool is frozen
     surplus: Surplus = Surplus()
     missing_since: datetime | None = None
-    short: bool = False  # it launches fewer workers than are needed, and a window of its own configs is full
+    short: bool = False  # it launches fewer than are needed, for a safety limit or a window of its own configs
     reconsider_after_seconds: float | None = None  # after which time alone may change the decision
     waits: Sequence[Wait] = ()  # shared windows that the pool waits for
     left: Sequence[Share] = ()  # those whose headroom it leaves to others that wait
@@ -195,7 +195,7 @@ def _plan(observed: Observed, launches: list[Launch], configs: dict[str, Any], n
         freeze=bad,
         surplus=seen,
         missing_since=None if blocked else _missing_since(observed, wanted, now),
-        short=needed > launched and _is_full(observed, _units(launches)),
+        short=needed > launched and (bool(limiting) or _is_full(observed, _units(launches))),
         reconsider_after_seconds=_reconsider(
             observed, now, seen, spare - len(cancel) - len(stop), needed - launched, reached
         ),

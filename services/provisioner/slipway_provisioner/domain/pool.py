@@ -225,7 +225,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     busy: Sequence[Busy] = ()  # oldest first: the marked ones, and as many more as are surplus
     surplus: Surplus = Surplus()  # as of the last plan
     missing_since: datetime | None = None  # since when workers have been missing and none has registered
-    short: bool = False  # the last plan launched fewer workers than were needed, and a config's own window was full
+    short: bool = False  # the last plan launched too few, for a safety limit or a window of its own configs
     dirty_since: datetime | None = None
     registered: bool = False  # since the last plan, of workers that have ended also
     idle_timeout_seconds: float

@@ -11,7 +11,7 @@ def balance_table(metadata: MetaData) -> Table:
     """Add the table. `surplus`: registered workers beyond those wanted, by since when every plan has seen them.
     `missing_since`: since when registered workers have been missing, in a pool that may launch, and none has
     registered; `starved`: an alert says so. `short`: the last plan launched fewer workers than the
-    pool needs, as a launch config had no headroom of its own."""
+    pool needs, for a safety limit or since a launch config had no headroom of its own."""
     pool_balance = Table(
         "pool_balance",
         metadata,

@@ -53,8 +53,8 @@ C: Final = lease.c
 FIELDS: Final = C[Lease.__struct_fields__]
 CANDIDATES_MAX: Final = 16
 # Leases under which nothing may start, or whose renewal is pending, are left out so that they do not block others. What
-# was sent in the future was sent before the clock was set back, and is due again, here and below. The bound is a
-# constant: with one of the caller the server plans the statement anew each time, which takes longer than to execute it.
+# was sent in the future was sent before the clock was set back, and is due again, here and below. Settings are
+# written into the text: a statement with parameters is planned anew each time, which takes longer than to execute it.
 CANDIDATES: Final = f"""
 SELECT l.id FROM (
     SELECT DISTINCT lease_id FROM worker WHERE lease_id IS NOT NULL AND state IN ({states(WAITING)})) AS w
@@ -163,7 +163,8 @@ RETURNING {names(REQUEST["id", "lease_pool_id", "pool_id", "traceparent"])}, (
 async def candidates(db: Connection, *, call_timeout_seconds: float, clock_skew_seconds: float) -> list[str]:
     """Leases under which a call may start, read without locks; oldest admission first. A renewal is pending for the
     clock skew."""
-    return [row["id"] for row in await db.fetch(CANDIDATES, call_timeout_seconds, clock_skew_seconds)]
+    text = CANDIDATES.replace("$1", f"{call_timeout_seconds:f}").replace("$2", f"{clock_skew_seconds:f}")
+    return [row["id"] for row in await db.fetch(text)]
 
 
 async def config_of(db: Connection, lease_id: str) -> str:
