@@ -41,6 +41,14 @@ MEDIA_TYPES: Final = {
     "lines": "application/x-ndjson",
     "cloudevent": "application/cloudevents+json",
 }
+NOT_MODIFIED: Final = {"description": "The answer is the one that `If-None-Match` names."}
+IF_NONE_MATCH: Final = {
+    "name": "If-None-Match",
+    "in": "header",
+    "required": False,
+    "description": "Tag of an answer that the caller has: `ETag` of an answer before.",
+    "schema": {"type": "string"},
+}
 OF_FASTAPI: Final = ("HTTPValidationError", "ValidationError")
 
 
@@ -84,6 +92,9 @@ def document(app: FastAPI) -> dict[str, Any]:
             operation["security"] = list(security[method, path])
             operation["summary"] = summary(operation.get("description", ""))
             _document_answers(operation)
+            if method == "get" and MEDIA_TYPES["json"] in operation["responses"].get("200", {}).get("content", {}):
+                operation["responses"]["304"] = NOT_MODIFIED
+                operation.setdefault("parameters", []).append(IF_NONE_MATCH)
             for content in operation.get("requestBody", {}).get("content", {}).values():
                 schemas |= content["schema"].pop("$defs", {})
     for name in OF_FASTAPI:
