@@ -23,6 +23,11 @@ def options(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dic
     return {"url": environment["SLIPWAY_LEASE_BROKER_URL"], "token": "secret"}
 
 
+def test_an_empty_pool_is_an_unset_variable(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="lease pool id is empty"):
+        lease("", **options)
+
+
 def test_a_block_holds_a_lease(broker: LeaseBroker, options: dict[str, Any]) -> None:
     with lease("aws-ci", hold_seconds=60.0, **options) as held:
         assert (held.lease_id, held.fencing_token, held.lost.is_set()) == (LEASE, 7, False)

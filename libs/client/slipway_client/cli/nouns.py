@@ -41,7 +41,7 @@ COMMANDS: Final = {
     "plugins": Command("Inspect plugin processes of slipway-terraform", "plugins:app"),
     "lease": Command("Acquire, hold and manage leases", "leases:app"),
     "import": Command("Import declarations of other systems", "imports:app"),
-    "weights": Command("Show weights and replay policies", "weights:app"),
+    "weights": Command("Show weights", "weights:app"),
     "signal": Command("Manage external health signals", "signals:app"),
     "demand": Command("Manage sources of demand", "demand:app"),
     "events": Command("Show events", "events:app"),

@@ -72,7 +72,7 @@ def set_demand(
     pending: Annotated[int, typer.Option(metavar="N", min=0, help="Pending tasks in the queue")],
     claimed: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, help="Tasks claimed by workers of this pool [default: as they report]"),
+        typer.Option(metavar="N", min=0, help="Tasks claimed by workers [default: as they report]"),
     ] = None,
     source: Annotated[str, typer.Option(metavar="NAME", help="Source of the report")] = "operator",
     valid_for: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="Time until the report is stale")] = 300.0,
