@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,3 +30,11 @@ def environment(served_broker: "tuple[LeaseBroker, str]", tmp_path: Path) -> dic
     packages = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}  # the code under test
     ours = {"SLIPWAY_LEASE_BROKER_URL": served_broker[1], "SLIPWAY_STATE_DIR": str(tmp_path), "SLIPWAY_TOKEN": "secret"}
     return packages | ours
+
+
+@pytest.fixture
+def options(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Arguments of `lease()` for the broker of this test."""
+    monkeypatch.setenv("SLIPWAY_STATE_DIR", environment["SLIPWAY_STATE_DIR"])
+    monkeypatch.delenv("SLIPWAY_LEASE", raising=False)
+    return {"url": environment["SLIPWAY_LEASE_BROKER_URL"], "token": "secret"}

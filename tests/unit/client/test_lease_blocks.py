@@ -16,13 +16,6 @@ from tests.support.lease_answers import ACQUIRE, LEASE, RELEASE, RENEW, UNLEASED
 from tests.support.lease_commands import CANCEL, NOWHERE, SECONDS, TTL_SECONDS
 
 
-@pytest.fixture
-def options(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setenv("SLIPWAY_STATE_DIR", environment["SLIPWAY_STATE_DIR"])
-    monkeypatch.delenv("SLIPWAY_LEASE", raising=False)
-    return {"url": environment["SLIPWAY_LEASE_BROKER_URL"], "token": "secret"}
-
-
 def test_an_empty_pool_is_an_unset_variable(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="lease pool id is empty"):
         lease("", **options)
