@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-import asyncpg
 import msgspec
 import psutil
 
@@ -134,14 +133,10 @@ async def _store(deployment: Deployment, place: Place, key: str) -> None:
     ids = [new_id() for _ in range(WORKERS)]
     instances = [f"m-{number:04d}" for number in range(WORKERS)]
     config_id = (await fetch(deployment, CONFIG))[0]["id"]
-    db = await asyncpg.connect(deployment.database_url)
+    session = await postgres.session(deployment.database_url, "provisioner")  # triggers count in its schema
     try:
-        await db.execute(BATCH, ids, config_id)
-        await db.execute(WORKER, ids, instances, config_id)
-    finally:
-        await db.close()
-    session = await postgres.session(deployment.database_url, "provisioner")
-    try:
+        await session.execute(BATCH, ids, config_id)
+        await session.execute(WORKER, ids, instances, config_id)
         async with session.transaction():
             for batch_id, instance in zip(ids, instances, strict=True):
                 made = row(deployment=deployment.id, account_id=ACCOUNT, batch_id=batch_id, launch_config_id=config_id)
