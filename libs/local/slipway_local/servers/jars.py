@@ -23,6 +23,7 @@ from slipway_local.servers.child import Child, StartFailed
 BROKER_FILES: Final = Path(__file__).with_name("broker")
 LOCK: Final = BROKER_FILES / "jgo.lock.toml"
 CENTRAL: Final = "https://repo.maven.apache.org/maven2"
+"""Public address of Maven Central, as in Maven's own super POM; SLIPWAY_MAVEN_REPOSITORY names another repository."""
 FETCHERS: Final = 8
 ATTEMPTS: Final = 3
 TIMEOUT_SECONDS: Final = 30.0
