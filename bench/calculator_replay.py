@@ -178,7 +178,7 @@ async def _seconds(url: str, work: TimedCalculation | NoWork, records: Log) -> f
     pool = await postgres.connect(url, SERVICE)
     try:
         reader = TimedReader(records, work)
-        alone = LeaderLoop(work, service=SERVICE, bootstrap_servers="", prefix="", instance="bench", wake=lambda: None)
+        alone = LeaderLoop(work, service=SERVICE, kafka="", prefix="", instance="bench", wake=lambda: None)
         with reading(reader):
             running = asyncio.create_task(alone.run(pool))
             async with asyncio.timeout(PATIENCE_SECONDS):

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from slipway_common.events.topics import CONSUMED, TOPICS, compared_topics, dead_letter_topic, group
+from slipway_common.events.topics import ALERT, CONSUMED, TOPICS, compared_topics, dead_letter_topic, group
 from slipway_common.messaging import topic_admin
 
 SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
-MONITORS, SUBSCRIBERS = "monitors", "subscribers"
-PRINCIPALS: Final = (*SERVICES, MONITORS, SUBSCRIBERS)
+MONITORS, ALERTS, OPERATORS, SUBSCRIBERS = "monitors", "alerts", "operators", "subscribers"
+PRINCIPALS: Final = (*SERVICES, MONITORS, ALERTS, OPERATORS, SUBSCRIBERS)
+ALERT_GROUPS: Final = "slipway-alerts."
 SUBSCRIBER_GROUPS: Final = "subscriber."
 
 
@@ -34,6 +35,15 @@ def rights() -> Iterator[Right]:
     for topic in TOPICS:
         if MONITORS in topic.producers:
             yield Right(MONITORS, "Write", "topic", topic.name)
+    yield Right(ALERTS, "Read", "topic", ALERT.name)
+    yield Right(ALERTS, "Read", "group", ALERT_GROUPS, "prefixed")
+    for topic in TOPICS:
+        # `slipway doctor` compares the topics with the registry; `slipway events` and `top` follow them.
+        yield Right(OPERATORS, "Read" if topic.followed else "Describe", "topic", topic.name)
+    for row in topic_admin.wanted():
+        yield Right(OPERATORS, "DescribeConfigs", "topic", row.name)
+    for topic, service in CONSUMED:
+        yield Right(OPERATORS, "Describe", "topic", dead_letter_topic(topic, service))
     for topic in TOPICS:
         if topic.followed:
             yield Right(SUBSCRIBERS, "Read", "topic", topic.name)
@@ -120,7 +130,13 @@ def _acls() -> str:
 #
 # BOOTSTRAP is host:port,…; PREFIX is prepended to every name; COMMAND-CONFIG is a properties file with an
 # administrator's credentials. The environment names the principals, such as MONITORS=User:queue-monitor; for further
-# principals run it again. Names of subscribers' consumer groups have to begin with
+# principals run it again. MONITORS is slipway-monitor and other reporters, ALERTS slipway-alerts, OPERATORS the
+# command `slipway`. A principal is User: and
+#   - with SCRAM and PLAIN SLIPWAY_KAFKA_USERNAME;
+#   - with a client certificate its subject, such as "User:CN=provisioner,O=Example", or what the broker's
+#     ssl.principal.mapping.rules make of it: RULE:^CN=([^,]+).*$/$1/ makes "User:provisioner";
+#   - with OAUTHBEARER the claim `sub` of the token, or the one of the broker's sasl.oauthbearer.sub.claim.name.
+# Names of subscribers' consumer groups have to begin with
 # PREFIX{SUBSCRIBER_GROUPS}
 # kafka-acls.sh has to be on the PATH. The broker needs an authorizer that denies everything else.
 set -eu

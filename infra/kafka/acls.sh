@@ -6,7 +6,13 @@
 #
 # BOOTSTRAP is host:port,…; PREFIX is prepended to every name; COMMAND-CONFIG is a properties file with an
 # administrator's credentials. The environment names the principals, such as MONITORS=User:queue-monitor; for further
-# principals run it again. Names of subscribers' consumer groups have to begin with
+# principals run it again. MONITORS is slipway-monitor and other reporters, ALERTS slipway-alerts, OPERATORS the
+# command `slipway`. A principal is User: and
+#   - with SCRAM and PLAIN SLIPWAY_KAFKA_USERNAME;
+#   - with a client certificate its subject, such as "User:CN=provisioner,O=Example", or what the broker's
+#     ssl.principal.mapping.rules make of it: RULE:^CN=([^,]+).*$/$1/ makes "User:provisioner";
+#   - with OAUTHBEARER the claim `sub` of the token, or the one of the broker's sasl.oauthbearer.sub.claim.name.
+# Names of subscribers' consumer groups have to begin with
 # PREFIXsubscriber.
 # kafka-acls.sh has to be on the PATH. The broker needs an authorizer that denies everything else.
 set -eu
@@ -20,6 +26,8 @@ PROVISIONER=${PROVISIONER:-User:provisioner}
 WEIGHT_CALCULATOR=${WEIGHT_CALCULATOR:-User:weight-calculator}
 LEASE_BROKER=${LEASE_BROKER:-User:lease-broker}
 MONITORS=${MONITORS:-User:monitors}
+ALERTS=${ALERTS:-User:alerts}
+OPERATORS=${OPERATORS:-User:operators}
 SUBSCRIBERS=${SUBSCRIBERS:-User:subscribers}
 
 allow() { # PRINCIPAL OPERATION literal|prefixed topic|group NAME…
@@ -123,6 +131,60 @@ allow "$LEASE_BROKER" Write literal topic \
 allow "$MONITORS" Write literal topic \
     slipway.launch-config.signal.v1 \
     slipway.pool.demand.v1
+
+# alerts
+
+allow "$ALERTS" Read literal topic \
+    slipway.alert.v1
+
+allow "$ALERTS" Read prefixed group \
+    slipway-alerts.
+
+# operators
+
+allow "$OPERATORS" Describe literal topic \
+    slipway.launch-config.lifecycle.v1.slipway.weight-calculator.slipway.launch-config.lifecycle.v1.dlq \
+    slipway.launch-config.signal.v1 \
+    slipway.launch-config.signal.v1.slipway.provisioner.slipway.launch-config.signal.v1.dlq \
+    slipway.launch-config.signal.v1.slipway.weight-calculator.slipway.launch-config.signal.v1.dlq \
+    slipway.launch-config.weight.v1.slipway.provisioner.slipway.launch-config.weight.v1.dlq \
+    slipway.lease.lifecycle.v1.slipway.provisioner.slipway.lease.lifecycle.v1.dlq \
+    slipway.lease.request.v1 \
+    slipway.lease.request.v1.slipway.lease-broker.slipway.lease.request.v1.dlq \
+    slipway.pool.demand.v1 \
+    slipway.pool.demand.v1.slipway.provisioner.slipway.pool.demand.v1.dlq \
+    slipway.service.heartbeat.v1.slipway.provisioner.slipway.service.heartbeat.v1.dlq \
+    slipway.worker.lifecycle.v1.slipway.weight-calculator.slipway.worker.lifecycle.v1.dlq
+
+allow "$OPERATORS" DescribeConfigs literal topic \
+    slipway.alert.v1 \
+    slipway.launch-config.lifecycle.v1 \
+    slipway.launch-config.lifecycle.v1.slipway.weight-calculator.slipway.launch-config.lifecycle.v1.dlq \
+    slipway.launch-config.signal.v1 \
+    slipway.launch-config.signal.v1.slipway.provisioner.slipway.launch-config.signal.v1.dlq \
+    slipway.launch-config.signal.v1.slipway.weight-calculator.slipway.launch-config.signal.v1.dlq \
+    slipway.launch-config.weight.v1 \
+    slipway.launch-config.weight.v1.slipway.provisioner.slipway.launch-config.weight.v1.dlq \
+    slipway.lease.lifecycle.v1 \
+    slipway.lease.lifecycle.v1.slipway.provisioner.slipway.lease.lifecycle.v1.dlq \
+    slipway.lease.request.v1 \
+    slipway.lease.request.v1.slipway.lease-broker.slipway.lease.request.v1.dlq \
+    slipway.pool.demand.v1 \
+    slipway.pool.demand.v1.slipway.provisioner.slipway.pool.demand.v1.dlq \
+    slipway.pool.lifecycle.v1 \
+    slipway.service.heartbeat.v1 \
+    slipway.service.heartbeat.v1.slipway.provisioner.slipway.service.heartbeat.v1.dlq \
+    slipway.worker.lifecycle.v1 \
+    slipway.worker.lifecycle.v1.slipway.weight-calculator.slipway.worker.lifecycle.v1.dlq
+
+allow "$OPERATORS" Read literal topic \
+    slipway.alert.v1 \
+    slipway.launch-config.lifecycle.v1 \
+    slipway.launch-config.weight.v1 \
+    slipway.lease.lifecycle.v1 \
+    slipway.pool.lifecycle.v1 \
+    slipway.service.heartbeat.v1 \
+    slipway.worker.lifecycle.v1
 
 # subscribers
 

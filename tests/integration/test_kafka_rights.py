@@ -28,7 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # it names the
 
 from generate import kafka_scripts
 from slipway_common.database import migrate
-from slipway_common.events.topics import SERVICE_HEARTBEAT, TOPICS, WORKER_LIFECYCLE, compared_topics, group
+from slipway_common.events.topics import ALERT, SERVICE_HEARTBEAT, TOPICS, WORKER_LIFECYCLE, compared_topics, group
 from slipway_common.messaging.topic_admin import wanted
 from slipway_local.servers.child import Child
 from slipway_local.servers.kafka import EmbeddedKafka
@@ -37,6 +37,12 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.harness import PATIENCE_SECONDS, until
 
 PREFIX: Final = "test."
+OPERATIONS: Final = {
+    "Read": AclOperation.READ,
+    "Write": AclOperation.WRITE,
+    "Describe": AclOperation.DESCRIBE,
+    "DescribeConfigs": AclOperation.DESCRIBE_CONFIGS,
+}
 ADMIN: Final = "admin"
 PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 STAND_IN: Final = """\
@@ -51,7 +57,7 @@ MODULES: Final = {
     "weight-calculator": "slipway_weight_calculator.main",
     "lease-broker": "slipway_lease_broker.main",
 }
-USERS: Final = (*MODULES, "monitors", "subscribers")
+USERS: Final = (*MODULES, "monitors", "alerts", "operators", "subscribers")
 
 
 def password(user: str) -> str:
@@ -228,7 +234,7 @@ def bindings(call: Sequence[str]) -> list[Any]:
             ResourcePatternType[pattern.upper()],
             principal,
             "*",
-            AclOperation[operation.upper()],
+            OPERATIONS[operation],
             AclPermissionType.ALLOW,
         )
         for name in given[f"--{kind}"]
@@ -287,7 +293,12 @@ async def test_each_writes_its_own_topics(guarded: Guarded, user: str) -> None:
 @pytest.mark.parametrize("user", USERS)
 async def test_each_reads_what_it_needs(guarded: Guarded, user: str) -> None:
     for topic in TOPICS:
-        needed = topic.followed if user == "subscribers" else user in topic.consumers or topic in compared_topics(user)
+        if user in ("subscribers", "operators"):
+            needed = topic.followed
+        elif user == "alerts":
+            needed = topic is ALERT
+        else:
+            needed = user in topic.consumers or topic in compared_topics(user)
         assert await guarded.reads(user, topic.name) is needed, topic.name
 
 
@@ -296,6 +307,8 @@ async def test_groups_are_kept_apart(guarded: Guarded) -> None:
     topic = WORKER_LIFECYCLE.name
     taken = group("weight-calculator", WORKER_LIFECYCLE)
     assert await guarded.joins("subscribers", "subscriber.dashboard", topic)
+    assert await guarded.joins("alerts", "slipway-alerts.webhook", ALERT.name)
+    assert not await guarded.joins("alerts", "subscriber.dashboard", ALERT.name)
     assert not await guarded.joins("subscribers", taken, topic)
     assert await guarded.joins("weight-calculator", taken, topic)
 

@@ -86,7 +86,7 @@ async def test_over_kafka(place: Place, postgres: EmbeddedPostgres) -> None:
         reader = LeaderLoop(
             Calculation(),
             service="weight-calculator",
-            bootstrap_servers=place.kafka.bootstrap,
+            kafka=place.kafka.bootstrap,
             prefix=place.prefix,
             instance=calculator.instance,
             wake=lambda: None,

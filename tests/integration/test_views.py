@@ -13,7 +13,7 @@ from tests.support.harness import SERVICE, Place, Words, publisher, report, unti
 
 @contextlib.asynccontextmanager
 async def reading(place: Place, view: Words) -> AsyncIterator[Reader]:
-    reader = Reader(view, SERVICE, bootstrap_servers=place.kafka.bootstrap, prefix=place.prefix, wake=lambda: None)
+    reader = Reader(view, SERVICE, kafka=place.kafka.bootstrap, prefix=place.prefix, wake=lambda: None)
     task = asyncio.create_task(reader.run(place.database))
     try:
         yield reader

@@ -149,7 +149,7 @@ def run_process(url: str, history: History, name: str, chance: Random, crash: Cr
 
 async def _run(url: str, history: History, name: str, chance: Random) -> None:
     database = await postgres.connect(url, SERVICE, size=2, settings=PATIENT)
-    loop = LeaderLoop(Calculation(), service=SERVICE, bootstrap_servers="", prefix="", instance=name, wake=lambda: None)
+    loop = LeaderLoop(Calculation(), service=SERVICE, kafka="", prefix="", instance=name, wake=lambda: None)
     reader = ErraticReader(history.records, chance, database, history.end, loop.stop)
     leader_loop.monotonic_seconds = leadership.monotonic_seconds = lambda: reader.elapsed  # type: ignore[attr-defined]
     leader_loop.BROKER_TIMEOUT_SECONDS = float("inf")  # type: ignore[misc] # the broker is always available, only time jumps

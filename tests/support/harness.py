@@ -295,7 +295,7 @@ async def replica(place: Place, instance: str, diary: Diary | None = None) -> As
     leader_loop = LeaderLoop(
         diary or Diary(),
         service=SERVICE,
-        bootstrap_servers=place.kafka.bootstrap,
+        kafka=place.kafka.bootstrap,
         prefix=place.prefix,
         instance=instance,
         wake=lambda: None,

@@ -126,7 +126,7 @@ async def alone(url: str, bootstrap: str, prefix: str) -> None:
     await LeaderLoop(
         Waiting(),
         service=SERVICE,
-        bootstrap_servers=bootstrap,
+        kafka=bootstrap,
         prefix=prefix,
         instance=INSTANCE,
         wake=lambda: print("turned", flush=True),

@@ -23,7 +23,6 @@ from pydantic import field_validator
 from starlette.middleware.gzip import GZipMiddleware
 
 from slipway_common.base.clock import monotonic_seconds, utc_now
-from slipway_common.base.settings import EnvironmentSettings
 from slipway_common.base.text import listed
 from slipway_common.database import alerts, outage, postgres
 from slipway_common.database.postgres import Connection, Database
@@ -33,6 +32,7 @@ from slipway_common.events.service import ServiceHeartbeat
 from slipway_common.events.topics import SERVICE_HEARTBEAT, TOPICS, Topic, compared_topics
 from slipway_common.measure import MEASURE_SECONDS, SERVICE_GAUGES, Measure, service_readings
 from slipway_common.messaging import kafka, outbox
+from slipway_common.messaging.clients import KafkaSettings
 from slipway_common.messaging.consume import Consumer, Handler
 from slipway_common.messaging.incarnation import Renewed, stop_nothing
 from slipway_common.messaging.leader_loop import LeaderLoop
@@ -58,12 +58,10 @@ ALERTS_SECONDS: Final = 60.0
 COMPRESSED_BYTES_MIN: Final = 4_096
 
 
-class ServiceSettings(EnvironmentSettings):
+class ServiceSettings(KafkaSettings):
     """Settings of every service, from SLIPWAY_* variables. Durations are in seconds."""
 
     database_url: str
-    kafka: str
-    """Bootstrap servers, host:port,…"""
     topic_prefix: str = ""
     """Prefix of every topic name, so that several deployments can share a cluster."""
     partitions: int | None = None
@@ -135,7 +133,7 @@ class Service:
             self.runtime.leader_loop = LeaderLoop(
                 work,
                 service=name,
-                bootstrap_servers=settings.kafka,
+                kafka=settings.kafka_access,
                 prefix=settings.topic_prefix,
                 instance=settings.instance,
                 wake=self.runtime.wake,
@@ -237,7 +235,7 @@ class Service:
             runtime.relay = Relay(
                 self.name,
                 database_url=settings.database_url,
-                kafka=settings.kafka,
+                kafka=settings.kafka_access,
                 topic_prefix=settings.topic_prefix,
                 partitions=partition_counts(TOPICS, settings.partitions),
                 compared_topics=compared_topics(self.name),
@@ -246,7 +244,7 @@ class Service:
             tasks.append(asyncio.create_task(runtime.relay.run()))
             for view in self.views:
                 reader = Reader(
-                    view, self.name, bootstrap_servers=settings.kafka, prefix=settings.topic_prefix, wake=runtime.wake
+                    view, self.name, kafka=settings.kafka_access, prefix=settings.topic_prefix, wake=runtime.wake
                 )
                 runtime.readers.append(reader)
                 tasks.append(asyncio.create_task(reader.run(database)))
@@ -291,7 +289,7 @@ class Service:
             return
         settings, runtime = self.settings, self.runtime
         while True:
-            broker = kafka.connect(settings.kafka, self.name)
+            broker = kafka.connect(settings.kafka_access, self.name)
             try:
                 runtime.subscriptions = [
                     kafka.Subscription(

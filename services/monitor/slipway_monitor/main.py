@@ -133,7 +133,7 @@ async def _run(entries: list[Entry], settings: Settings) -> None:
 async def _report(entries: list[Entry], settings: Settings) -> None:
     names, url = [entry.settings.name for entry in entries], settings.database_url
     leadership = Leadership(url, settings.topic_prefix, names) if url else Alone()
-    publisher, rng = Publisher(settings.kafka, settings.topic_prefix), Random()  # noqa: S311 (spreads reads)
+    publisher, rng = Publisher(settings.kafka_access, settings.topic_prefix), Random()  # noqa: S311 (spreads reads)
     try:
         await publisher.start()
         async with asyncio.TaskGroup() as group:

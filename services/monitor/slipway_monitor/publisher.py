@@ -9,6 +9,7 @@ from slipway_common.base.ids import new_id
 from slipway_common.events.pool import DemandReported
 from slipway_common.events.topics import POOL_DEMAND
 from slipway_common.messaging import kafka
+from slipway_common.messaging.clients import Kafka
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.observability.telemetry import logger
 
@@ -22,8 +23,8 @@ EVENT_SOURCE: Final = "/slipway-monitor"
 class Publisher:
     """Publishes reports. Those that are not acknowledged in time are given up: the next one is newer."""
 
-    def __init__(self, bootstrap_servers: str, topic_prefix: str) -> None:
-        self._broker = kafka.connect(bootstrap_servers, "monitor")
+    def __init__(self, access: Kafka, topic_prefix: str) -> None:
+        self._broker = kafka.connect(access, "monitor")
         self._publisher = self._broker.publisher(topic_prefix + POOL_DEMAND.name)
 
     async def start(self) -> None:

@@ -1,13 +1,11 @@
 """Settings of the monitor; read once, in main.py."""
 
-from slipway_common.base.settings import EnvironmentSettings
+from slipway_common.messaging.clients import KafkaSettings
 
 
-class Settings(EnvironmentSettings):
+class Settings(KafkaSettings):
     """Settings of `slipway-monitor run`. What it reads is in its file of sources."""
 
-    kafka: str
-    """Bootstrap servers, host:port,…"""
     topic_prefix: str = ""
     database_url: str = ""
     """PostgreSQL whose advisory locks decide which of several replicas reads a source. Without one, run one replica."""

@@ -99,7 +99,7 @@ def _reporter(simulation: Simulator, settings: Settings) -> Reporter | None:
         simulation.world,
         simulation.record,
         simulation.changed,
-        lambda: kafka_producer(settings.kafka),
+        lambda: kafka_producer(settings.kafka_access),
         topic=settings.topic_prefix + POOL_DEMAND.name,
         now=now,
     )

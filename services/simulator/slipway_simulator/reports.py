@@ -15,6 +15,7 @@ from aiokafka.errors import KafkaError
 from slipway_common.base.ids import new_id
 from slipway_common.events.pool import DemandReported as DemandEvent
 from slipway_common.events.topics import POOL_DEMAND
+from slipway_common.messaging.clients import Kafka, client_options
 from slipway_common.messaging.envelope import Envelope, Headers, encode
 from slipway_common.observability.telemetry import logger
 from slipway_simulator.facts import DemandReported, Fact
@@ -145,9 +146,9 @@ class Reporter:
             pass
 
 
-def kafka_producer(bootstrap_servers: str) -> Producer:
+def kafka_producer(kafka: Kafka) -> Producer:
     producer: Producer = AIOKafkaProducer(
-        bootstrap_servers=bootstrap_servers,
+        **client_options(kafka),
         acks="all",
         request_timeout_ms=int(SEND_TIMEOUT_SECONDS * 1000),
         retry_backoff_ms=200,

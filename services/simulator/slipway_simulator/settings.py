@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from slipway_common.base.settings import EnvironmentSettings
+from slipway_common.messaging.clients import KafkaSettings
 
 
-class Settings(EnvironmentSettings):
+class Settings(KafkaSettings):
     """Settings of the simulator. Everything about a run is part of its scenario."""
 
     # Kafka bootstrap servers. Empty: demand is not reported.

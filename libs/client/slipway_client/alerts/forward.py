@@ -15,6 +15,7 @@ from slipway_common.base.errors import BadEvent
 from slipway_common.events.alert import Alert, AlertRaised
 from slipway_common.events.topics import ALERT
 from slipway_common.messaging import fetched
+from slipway_common.messaging.clients import Kafka, client_options
 from slipway_common.messaging.envelope import decode, decode_data
 from slipway_common.messaging.records import Undecoded
 from slipway_common.observability import telemetry
@@ -42,7 +43,7 @@ class Sink(msgspec.Struct, frozen=True, kw_only=True):
 class Forwarding:
     """Forwarding to one sink until `stopping` is set. The group `slipway-alerts.NAME` remembers its position."""
 
-    def __init__(self, sink: Sink, *, kafka: str, prefix: str, stopping: asyncio.Event) -> None:
+    def __init__(self, sink: Sink, *, kafka: Kafka, prefix: str, stopping: asyncio.Event) -> None:
         self.sink = sink
         self.stopping = stopping
         self._kafka = kafka
@@ -69,7 +70,10 @@ class Forwarding:
     @contextlib.asynccontextmanager
     async def _consumer(self) -> AsyncIterator[AIOKafkaConsumer]:
         consumer = AIOKafkaConsumer(
-            bootstrap_servers=self._kafka, group_id=self._group, enable_auto_commit=False, auto_offset_reset="earliest"
+            **client_options(self._kafka),
+            group_id=self._group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
         )
         try:
             await consumer.start()

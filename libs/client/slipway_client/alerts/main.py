@@ -10,7 +10,8 @@ import httpx2
 
 from slipway_client.alerts import alertmanager, slack, webhook
 from slipway_client.alerts.forward import Body, Forwarding, Sink
-from slipway_common.base.settings import EnvironmentSettings, from_environment, variable_of
+from slipway_common.base.settings import from_environment, variable_of
+from slipway_common.messaging.clients import KafkaSettings
 from slipway_common.observability import telemetry
 
 LOG = telemetry.logger(__name__)
@@ -22,11 +23,9 @@ SCHEMES: Final = ("http://", "https://")
 SINKS: Final = ("alerts_webhook_url", "alerts_alertmanager_url", "alerts_slack_url")
 
 
-class AlertsSettings(EnvironmentSettings):
+class AlertsSettings(KafkaSettings):
     """Settings of `slipway-alerts`. Addresses of sinks may be secrets: each may be in a file."""
 
-    kafka: str
-    """Bootstrap servers, host:port,…"""
     topic_prefix: str = ""
     alerts_webhook_url: str = ""
     alerts_alertmanager_url: str = ""
@@ -86,6 +85,6 @@ async def _run(settings: AlertsSettings) -> None:
         asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
     async with httpx2.AsyncClient(timeout=SEND_SECONDS) as http, asyncio.TaskGroup() as group:
         for sink in sinks(settings, http):
-            forwarding = Forwarding(sink, kafka=settings.kafka, prefix=settings.topic_prefix, stopping=stopping)
+            forwarding = Forwarding(sink, kafka=settings.kafka_access, prefix=settings.topic_prefix, stopping=stopping)
             group.create_task(forwarding.run())
             LOG.info("forwarding", sink=sink.name)

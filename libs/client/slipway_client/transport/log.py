@@ -15,11 +15,14 @@ from typing import Any, Final, Self
 import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaError
+from pydantic import ValidationError
 
 from slipway_client.transport.http import DEMO, Failed
 from slipway_common.base.errors import BadEvent
+from slipway_common.base.settings import UnreadableFile
 from slipway_common.events.topics import EVENT_OF
 from slipway_common.messaging import fetched
+from slipway_common.messaging.clients import KafkaAccess, KafkaSettings, client_options
 from slipway_common.messaging.envelope import Envelope, decode, decode_data
 from slipway_common.messaging.records import Undecoded
 
@@ -62,6 +65,17 @@ def unavailable(kafka: str, error: Exception) -> str:
     return f"Kafka at {kafka} is unavailable: {reason}"
 
 
+def kafka_access(bootstrap_servers: str) -> KafkaAccess:
+    """Access to Kafka with the TLS and SASL of SLIPWAY_KAFKA_* in the environment. Raises Failed."""
+    try:
+        return KafkaSettings(kafka=bootstrap_servers).kafka_access
+    except ValidationError as error:
+        texts = [problem["msg"].removeprefix("Value error, ") for problem in error.errors()]
+        raise Failed("\n".join(texts)) from None
+    except UnreadableFile as error:
+        raise Failed(str(error)) from None
+
+
 class Log:
     """Reads topics of the registry. Raises Failed if Kafka or a topic is unavailable."""
 
@@ -74,7 +88,7 @@ class Log:
 
     async def __aenter__(self) -> Self:
         self._consumer = AIOKafkaConsumer(
-            bootstrap_servers=self.kafka,
+            **client_options(kafka_access(self.kafka)),
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             request_timeout_ms=int(self.timeout_seconds * 1000),

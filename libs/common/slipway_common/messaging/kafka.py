@@ -25,6 +25,7 @@ from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database import outage
 from slipway_common.database.postgres import Database
 from slipway_common.events.topics import group
+from slipway_common.messaging.clients import Kafka, broker_options, client_options
 from slipway_common.messaging.consume import Consumer, Fenced, Owned, apply, claim, reread
 from slipway_common.messaging.partitions import Partitions, cluster_of
 from slipway_common.observability.telemetry import logger
@@ -43,9 +44,9 @@ def backoff_seconds(attempt: int) -> float:
     return BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS)) - 1]
 
 
-async def cluster_id(bootstrap_servers: str) -> str:
+async def cluster_id(kafka: Kafka) -> str:
     """Id of the cluster that offsets belong to. Raises KafkaError if it is unavailable."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    admin = AIOKafkaAdminClient(**client_options(kafka))
     try:
         await admin.start()
         description: Mapping[str, Any] = await admin.describe_cluster()
@@ -295,10 +296,10 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
         await asyncio.gather(*self._cancel_assignment_tasks(), return_exceptions=True)
 
 
-def connect(bootstrap_servers: str, service: str) -> KafkaBroker:
+def connect(kafka: Kafka, service: str) -> KafkaBroker:
     """FastStream broker for Subscriptions, without automatic topic creation and argument injection."""
     return KafkaBroker(
-        bootstrap_servers,
+        **broker_options(kafka),
         client_id=service,
         allow_auto_create_topics=False,
         apply_types=False,

@@ -22,6 +22,7 @@ from slipway_common.database import outage
 from slipway_common.database.postgres import Connection, Database, is_infrastructure
 from slipway_common.events.topics import group
 from slipway_common.messaging import kafka, leadership
+from slipway_common.messaging.clients import Kafka, client_options
 from slipway_common.messaging.consume import Consumer, Owned, Place, Portion, reread_all
 from slipway_common.messaging.leadership import Leadership, LeadershipLost, LeaderStatus, Work
 from slipway_common.messaging.partitions import Partitions, closed, cluster_of, partitions_of, was_cancelled
@@ -50,11 +51,11 @@ class LeaderLoop:
     """Runs the work of a service in one replica at a time. Call `run` for the lifetime of the process."""
 
     def __init__(
-        self, work: Work, *, service: str, bootstrap_servers: str, prefix: str, instance: str, wake: Callable[[], None]
+        self, work: Work, *, service: str, kafka: Kafka, prefix: str, instance: str, wake: Callable[[], None]
     ) -> None:
         self.leadership = Leadership(work, service, instance)
         self.topics = work.topics
-        self.bootstrap_servers = bootstrap_servers
+        self.kafka = kafka
         self.prefix = prefix
         self.wake = wake
         self.readings: list[Partitions] = []
@@ -142,16 +143,16 @@ class LeaderLoop:
 
     async def _connect(self, stack: contextlib.AsyncExitStack, database: Database) -> None:
         """Connect to the broker; required before a bid."""
-        self._cluster = await kafka.cluster_id(self.bootstrap_servers)
+        self._cluster = await kafka.cluster_id(self.kafka)
         self._client = AIOKafkaConsumer(
-            bootstrap_servers=self.bootstrap_servers,
+            **client_options(self.kafka),
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             fetch_max_wait_ms=FETCH_WAIT_MS,
             max_partition_fetch_bytes=PARTITION_BYTES,
             fetch_max_bytes=FETCH_BYTES,
         )
-        self._admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
+        self._admin = AIOKafkaAdminClient(**client_options(self.kafka))
         for client, close in ((self._client, self._client.stop), (self._admin, self._admin.close)):
             stack.push_async_callback(closed, close)
             await client.start()

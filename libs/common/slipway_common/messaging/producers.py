@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer
 
+from slipway_common.messaging.clients import Kafka, client_options
 from slipway_common.messaging.partitions import closed
 
 OVERDUE_SECONDS: Final = 0.6  # without an answer for this long, other partitions are sent by another producer
@@ -26,9 +27,9 @@ Sending = Callable[[Any], Awaitable[int]]
 class RelayProducer(AIOKafkaProducer):  # type: ignore[misc] # the client has no types
     """Idempotent producer that can be closed while the broker does not acknowledge a batch."""
 
-    def __init__(self, bootstrap_servers: str) -> None:
+    def __init__(self, kafka: Kafka) -> None:
         super().__init__(
-            bootstrap_servers=bootstrap_servers,
+            **client_options(kafka),
             enable_idempotence=True,
             acks="all",
             max_batch_size=BATCH_BYTES,
@@ -46,9 +47,9 @@ class RelayProducer(AIOKafkaProducer):  # type: ignore[misc] # the client has no
         await self.client.close()
 
 
-async def open_producer(bootstrap_servers: str) -> RelayProducer:
+async def open_producer(kafka: Kafka) -> RelayProducer:
     """Producer that is connected. Raises KafkaError if no broker answers."""
-    producer = RelayProducer(bootstrap_servers)
+    producer = RelayProducer(kafka)
     try:
         await producer.start()
     except BaseException:

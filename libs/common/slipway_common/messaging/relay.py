@@ -25,6 +25,7 @@ from slipway_common.database import outage
 from slipway_common.database.postgres import Connection, Database, is_infrastructure, schema_of, session
 from slipway_common.events.topics import Topic
 from slipway_common.messaging import incarnation
+from slipway_common.messaging.clients import Kafka
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.partition_queues import ROWS_MAX, PartitionQueues, Place, Rows
 from slipway_common.messaging.producers import OVERDUE_SECONDS, Producers, open_producer
@@ -103,7 +104,7 @@ class Relay:
         service: str,
         *,
         database_url: str,
-        kafka: str,
+        kafka: Kafka,
         topic_prefix: str,
         partitions: dict[str, int],
         compared_topics: Sequence[Topic] = (),

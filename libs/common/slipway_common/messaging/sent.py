@@ -16,6 +16,7 @@ from slipway_common.base.errors import BadEvent
 from slipway_common.base.percent import decoded
 from slipway_common.events.alert import AlertRaised
 from slipway_common.events.topics import ALERT, Topic
+from slipway_common.messaging.clients import Kafka, client_options
 from slipway_common.messaging.envelope import decode_data
 from slipway_common.messaging.incarnation import NotCompared, Sent, source_prefix
 from slipway_common.messaging.partition_queues import Place
@@ -32,7 +33,7 @@ class SentLog:
     """The topics of one service on one broker."""
 
     def __init__(
-        self, service: str, *, kafka: str, prefix: str, partitions: Mapping[str, int], topics: Sequence[Topic]
+        self, service: str, *, kafka: Kafka, prefix: str, partitions: Mapping[str, int], topics: Sequence[Topic]
     ) -> None:
         """`topics` are those that the service writes, with the number of `partitions` of each."""
         self.service = service
@@ -104,7 +105,7 @@ class SentLog:
     @asynccontextmanager
     async def _consumer(self) -> AsyncIterator[Any]:
         consumer = AIOKafkaConsumer(
-            bootstrap_servers=self.kafka, enable_auto_commit=False, request_timeout_ms=CALL_SECONDS * 1000
+            **client_options(self.kafka), enable_auto_commit=False, request_timeout_ms=CALL_SECONDS * 1000
         )
         try:
             await consumer.start()

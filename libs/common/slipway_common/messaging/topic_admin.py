@@ -10,8 +10,9 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import InvalidReplicationFactorError, KafkaError, TopicAlreadyExistsError, for_code
 
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.base.settings import EnvironmentSettings, from_environment
+from slipway_common.base.settings import from_environment
 from slipway_common.events.topics import CONSUMED, DAY_MS, TOPICS, Topic, dead_letter_topic
+from slipway_common.messaging.clients import Kafka, KafkaSettings, client_options
 
 BROKERS_SECONDS: Final = 10.0
 """Time in which brokers that are too few for the replicas may return, as after a restart."""
@@ -38,17 +39,17 @@ def partition_counts(topics: tuple[Topic, ...] = TOPICS, partitions: int | None 
     return {t.name: partitions or t.partitions for t in topics}
 
 
-async def create(bootstrap_servers: str, *, prefix: str = "", partitions: int | None = None, replicas: int = 1) -> int:
+async def create(kafka: Kafka, *, prefix: str = "", partitions: int | None = None, replicas: int = 1) -> int:
     """Create the registry's topics that the broker lacks and wait for leaders; returns the number created."""
-    return await ensure(bootstrap_servers, wanted(prefix=prefix, partitions=partitions), replicas=replicas)
+    return await ensure(kafka, wanted(prefix=prefix, partitions=partitions), replicas=replicas)
 
 
-async def ensure(bootstrap_servers: str, rows: list[Wanted], *, replicas: int = 1) -> int:
+async def ensure(kafka: Kafka, rows: list[Wanted], *, replicas: int = 1) -> int:
     """Create missing topics and wait until every partition has a leader; returns the number created.
 
     Raises KafkaError if the broker refuses.
     """
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    admin = AIOKafkaAdminClient(**client_options(kafka))
     try:
         await admin.start()
         present = set(await admin.list_topics())
@@ -86,10 +87,10 @@ async def _wait_for_leaders(admin: AIOKafkaAdminClient, names: list[str]) -> Non
     raise TimeoutError("topics were created but have no leaders after 10 s")
 
 
-async def diff(bootstrap_servers: str, *, prefix: str = "", partitions: int | None = None) -> list[str]:
+async def diff(kafka: Kafka, *, prefix: str = "", partitions: int | None = None) -> list[str]:
     """Differences between the broker and the registry, one line each."""
     rows = wanted(prefix=prefix, partitions=partitions)
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    admin = AIOKafkaAdminClient(**client_options(kafka))
     try:
         await admin.start()
         present = set(await admin.list_topics())
@@ -114,11 +115,11 @@ async def diff(bootstrap_servers: str, *, prefix: str = "", partitions: int | No
         await admin.close()
 
 
-async def delete(bootstrap_servers: str, *, prefix: str) -> None:
+async def delete(kafka: Kafka, *, prefix: str) -> None:
     """Delete the topics with a prefix, as used by a test run. Raises ValueError for an empty prefix (production)."""
     if not prefix:
         raise ValueError("refusing to delete topics without a prefix")
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    admin = AIOKafkaAdminClient(**client_options(kafka))
     await admin.start()
     try:
         present = set(await admin.list_topics())
@@ -127,10 +128,9 @@ async def delete(bootstrap_servers: str, *, prefix: str) -> None:
         await admin.close()
 
 
-class TopicSettings(EnvironmentSettings):
+class TopicSettings(KafkaSettings):
     """Settings of topic creation."""
 
-    kafka: str
     topic_prefix: str = ""
     partitions: int | None = None
     replicas: int = 1
@@ -140,10 +140,10 @@ class TopicSettings(EnvironmentSettings):
 def main() -> None:
     """Create missing topics, print differences, and exit: 1 if any differ. `python -m` runs it."""
     settings = from_environment(TopicSettings)
-    prefix, partitions = settings.topic_prefix, settings.partitions
+    kafka, prefix, partitions = settings.kafka_access, settings.topic_prefix, settings.partitions
     try:
-        created = asyncio.run(create(settings.kafka, prefix=prefix, partitions=partitions, replicas=settings.replicas))
-        differences = asyncio.run(diff(settings.kafka, prefix=prefix, partitions=partitions))
+        created = asyncio.run(create(kafka, prefix=prefix, partitions=partitions, replicas=settings.replicas))
+        differences = asyncio.run(diff(kafka, prefix=prefix, partitions=partitions))
     except (KafkaError, OSError) as error:
         sys.exit(f"the broker of SLIPWAY_KAFKA={settings.kafka} cannot be used: {error}")
     print(f"{created} topic{'' if created == 1 else 's'} created")  # noqa: T201 # this is a command

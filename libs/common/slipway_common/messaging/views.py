@@ -14,6 +14,7 @@ from slipway_common.database import outage
 from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.events.topics import Topic
 from slipway_common.messaging import dead_records
+from slipway_common.messaging.clients import Kafka, client_options
 from slipway_common.messaging.dead_records import DeadRecord, reason_of
 from slipway_common.messaging.envelope import UnknownType
 from slipway_common.messaging.partitions import closed, partitions_of, record_of, was_cancelled
@@ -35,10 +36,10 @@ class View(Protocol):
 class Reader:
     """Reads the topic of one view for the lifetime of the process; restarts from the beginning after an error."""
 
-    def __init__(self, view: View, service: str, *, bootstrap_servers: str, prefix: str, wake: Any) -> None:
+    def __init__(self, view: View, service: str, *, kafka: Kafka, prefix: str, wake: Any) -> None:
         self.view = view
         self.service = service
-        self.bootstrap_servers = bootstrap_servers
+        self.kafka = kafka
         self.name = prefix + view.topic.name
         self.wake = wake
         self.ready = False
@@ -56,7 +57,7 @@ class Reader:
 
     async def _read(self, database: Database) -> None:
         consumer = AIOKafkaConsumer(
-            bootstrap_servers=self.bootstrap_servers, enable_auto_commit=False, auto_offset_reset="earliest"
+            **client_options(self.kafka), enable_auto_commit=False, auto_offset_reset="earliest"
         )
         try:
             await consumer.start()

@@ -11,14 +11,16 @@ import re
 import secrets
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from slipway_common.messaging.clients import Kafka, client_options
 from slipway_local.servers.cache import build_once, to_the_end
 from slipway_local.servers.child import Child, StartFailed
 from slipway_local.servers.jars import BROKER_FILES, classpath, ensure_jars
@@ -28,6 +30,7 @@ from slipway_local.servers.ports import free_ports
 # For a small footprint and a quick start, at the cost of peak throughput: only the C1 compiler, the serial collector.
 JVM_OPTIONS: Final = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 IDS: Final = re.compile(r"^(cluster\.id|directory\.id)=.*", re.MULTILINE)  # in meta.properties of formatted storage
+NO_USERS: Final[Mapping[str, str]] = MappingProxyType({})
 START_SECONDS: Final = 90.0  # 2 to 4 s on an idle machine, more beside other tests
 
 # The quorum is static (`controller.quorum.voters`). A dynamic one writes the controller's port into the formatted
@@ -69,10 +72,22 @@ class EmbeddedKafka:
 
     name = "kafka"
 
-    def __init__(self, data_dir: Path, port: int = 0, settings: Mapping[str, str] | None = None) -> None:
-        """`settings` extend or replace SETTINGS; {port} and {controller_port} in their values are filled in."""
+    def __init__(
+        self,
+        data_dir: Path,
+        port: int = 0,
+        settings: Mapping[str, str] | None = None,
+        *,
+        access: Callable[[str], Kafka] = str,
+        scram: Mapping[str, str] = NO_USERS,
+    ) -> None:
+        """`settings` extend or replace SETTINGS; {port} and {controller_port} in their values are filled in. `access`
+        makes of its address how the broker itself is asked if it is ready. `scram` are passwords of the users of
+        SCRAM-SHA-512 with which the storage is formatted."""
         self._data_dir = data_dir.absolute()
         self._template = SETTINGS + "".join(f"{name}={value}\n" for name, value in (settings or {}).items())
+        self._access = access
+        self._scram = scram
         self._port = port
         self._controller_port = 0
         self._child: Child | None = None
@@ -110,7 +125,7 @@ class EmbeddedKafka:
         path = classpath(jars)
         self._archive = ClassArchive(self.java, JVM_OPTIONS, path, jars)
         if not self.storage.exists():
-            await to_the_end(lambda: self._copy_formatted(jars, path))
+            await to_the_end(lambda: self._format_own(path) if self._scram else self._copy_formatted(jars, path))
         class_list = self._data_dir / "classes.list"
         command = self._command(*self._archive.options(class_list), "kafka.Kafka", self._write_settings(self.storage))
         self._child = Child(self.name, command, log=self.log, env={**os.environ, "CLASSPATH": path})
@@ -159,6 +174,13 @@ class EmbeddedKafka:
         properties.write_text(IDS.sub(lambda found: f"{found[1]}={new_id()}", properties.read_text()))
         unfinished.rename(self.storage)
 
+    def _format_own(self, path: str) -> None:
+        """Format storage that holds passwords; blocks. A killed one leaves no storage."""
+        unfinished = self.storage.with_name("unformatted")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        self._format(unfinished, path)
+        unfinished.rename(self.storage)
+
     def _formatted(self, jars: Path, path: str) -> Path:
         """Freshly formatted storage to copy from, built once per version and settings; blocks."""
         key = hashlib.sha256(self._template.encode()).hexdigest()[:12]
@@ -167,6 +189,8 @@ class EmbeddedKafka:
     def _format(self, folder: Path, path: str) -> None:
         settings = self._write_settings(folder)
         argv = self._command("kafka.tools.StorageTool", "format", "--cluster-id", new_id(), "--config", settings)
+        for user, password in self._scram.items():
+            argv += ["--add-scram", f"SCRAM-SHA-512=[name={user},password={password}]"]
         try:
             done = subprocess.run(argv, env={**os.environ, "CLASSPATH": path}, capture_output=True, text=True)
         finally:
@@ -183,7 +207,7 @@ class EmbeddedKafka:
         """True if a metadata answer names a broker; the port is open earlier."""
         if not await accepts_connections(self._port):
             return False  # checked first because the client logs every refused connection as an error
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap, request_timeout_ms=2000)
+        admin = AIOKafkaAdminClient(**client_options(self._access(self.bootstrap)), request_timeout_ms=2000)
         try:
             await admin.start()
             return bool((await admin.describe_cluster())["brokers"])

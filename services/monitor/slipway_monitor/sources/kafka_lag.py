@@ -10,6 +10,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from slipway_common.messaging.clients import KafkaAccess, KafkaSecurity, client_options
 from slipway_monitor.domain.counts import Counting, Counts, Unreadable
 from slipway_monitor.sources.port import SourceSettings
 
@@ -23,6 +24,8 @@ class KafkaLagSettings(SourceSettings):
     bootstrap_servers: str
     group: str
     topic: str | None = None
+    security: KafkaSecurity = KafkaSecurity()
+    """TLS and SASL, with the names of SLIPWAY_KAFKA_* without that prefix [default: neither]."""
 
 
 class KafkaLagSource:
@@ -48,9 +51,10 @@ class KafkaLagSource:
             raise Unreadable(f"{type(error).__name__}: the brokers do not tell the lag") from None
 
     async def _connect(self) -> tuple[Any, Any]:
-        servers, milliseconds = self._settings.bootstrap_servers, int(self._settings.timeout_seconds * 1000)
-        admin = AIOKafkaAdminClient(bootstrap_servers=servers, request_timeout_ms=milliseconds)
-        consumer = AIOKafkaConsumer(bootstrap_servers=servers, request_timeout_ms=milliseconds)
+        settings, milliseconds = self._settings, int(self._settings.timeout_seconds * 1000)
+        access = KafkaAccess(bootstrap_servers=settings.bootstrap_servers, **settings.security.model_dump())
+        options = client_options(access) | {"request_timeout_ms": milliseconds}
+        admin, consumer = AIOKafkaAdminClient(**options), AIOKafkaConsumer(**options)
         try:
             await admin.start()
             await consumer.start()

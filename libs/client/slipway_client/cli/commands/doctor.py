@@ -183,12 +183,12 @@ async def _from_kafka(api: Api, partitions: int | None) -> dict[str, Any]:
 
     from aiokafka.errors import KafkaError
 
-    from slipway_client.transport.log import unavailable
+    from slipway_client.transport.log import kafka_access, unavailable
     from slipway_common.messaging import topic_admin
 
     topics = asyncio.ensure_future(_from_topics(api))
     try:
-        differences = await topic_admin.diff(api.kafka, prefix=api.topic_prefix, partitions=partitions)
+        differences = await topic_admin.diff(kafka_access(api.kafka), prefix=api.topic_prefix, partitions=partitions)
         found = {"differences": [line.removeprefix(api.topic_prefix) for line in differences]}
         # Missing topics hold no events, and their absence is a finding of its own.
         return found if any(line.endswith(": missing") for line in differences) else found | await topics
