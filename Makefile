@@ -36,7 +36,7 @@ FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock lock-jars demo try-image check test test-all test-for compose-check tools screen-shot e2e drill e2e-windows histories requirements ec2-check ec2-codes ec2-limits ec2-spot ec2-storm terraform-checks terraform-daemon terraform-fair terraform-faults terraform-runs mutants fuzz readme \
-	generated baseline structure simulate policies growth bench-events bench-weights bench-leases bench-http bench-apply bench-ec2 ec2-scale bench-terraform soak-terraform bench-before square-wave leases-model fairness adaptive clean
+	generated baseline structure simulate policies growth bench-events bench-weights bench-leases bench-http bench-apply bench-ec2 ec2-scale soak-terraform bench-before square-wave leases-model fairness clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -253,9 +253,6 @@ bench-apply: $(READY) ## Benchmark of apply: first, one changed pool, diff, and 
 bench-ec2: $(READY) ## Benchmark of EC2 launches: CPU time, calls and memory per machine, beside a bare SDK client: CELL=10 ROUNDS=3 SEED=1 KEEP=1
 	@$(RUN) -m bench.ec2
 
-bench-terraform: $(READY) $(TERRAFORM) ## Benchmark of Terraform applies by scheduler: CPU time, p50, p95, memory, processes: CELL=shared/20/4, FULL=1 KEEP=1
-	@$(RUN) -m bench.terraform
-
 soak-terraform: $(READY) $(TERRAFORM) ## Workspaces applied, refreshed and destroyed in turns on shared plugins, and what they leave: SECONDS=40, FULL=1 KEEP=1
 	@$(RUN) -m $(BROKEN) bench.terraform.soak
 
@@ -303,9 +300,6 @@ leases-model: $(READY) ## Leases held to the end of their hold, on clocks that d
 
 fairness: $(READY) ## Fairness of grants: one tenant with 1,000 waiters against nine, weights, priorities: SEED=3
 	@$(RUN) -m bench.leases.fairness
-
-adaptive: $(READY) ## Adaptive limits with token-bucket clouds: SEED=3, FULL=1 KEEP=1, CELL=bucket-2ps/3
-	@$(RUN) -m bench.leases.adaptive
 
 clean: ## Remove the virtual environment and every cache in this folder
 	rm -rf .venv .venv-terraform .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -142,7 +142,6 @@ LONG: Final = {
     "leases-model": target(30, "leases-model"),
     "square-wave": target(30, "square-wave"),
     "fairness": target(30, "fairness"),
-    "adaptive": target(120, "adaptive"),
     "fuzz": target(60, "fuzz"),
     "simulate": target(150, "simulate", "SEEDS=24"),
     "simulate-weights": target(90, "simulate", "ONLY=weights", "SEEDS=100"),
@@ -169,7 +168,6 @@ LONG: Final = {
     "bench-loops": target(150, "bench-loops", alone=True),
     "bench-ec2": target(120, "bench-ec2", "CELL=10", "ROUNDS=1", alone=True),
     "ec2-scale": target(120, "ec2-scale", alone=True),
-    "bench-terraform": target(120, "bench-terraform", "CELL=shared/20/4", alone=True),
     "soak-terraform": target(120, "soak-terraform", alone=True),
 }
 """Layers that `make test-all` runs in addition."""
@@ -192,7 +190,7 @@ EXEMPT: Final = {
 }
 """Targets of the Makefile that are no layer, with the reason."""
 
-LEASES: Final = ("lease-harm", "leases-model", "square-wave", "fairness", "adaptive", "requirements", "histories")
+LEASES: Final = ("lease-harm", "leases-model", "square-wave", "fairness", "requirements", "histories")
 PROVIDER: Final = ("services", "systems", "windows", "drill", "growth", "simulate")
 AWS: Final = ("outside", "ec2-check", "ec2-limits", "ec2-spot", "ec2-storm", "ec2-codes")
 TERRAFORM: Final = tuple(name for name in LONG if "terraform" in name)
@@ -218,8 +216,8 @@ AREAS: Final = (
         (*PROVIDER, "outside", "try-image", "fuzz", "policies", "bench-apply", "bench-decision", "bench-loops"),
     ),
     ("bench/policies/*", ("policies", "tools")),
-    ("bench/leases/*", ("bench-leases", "square-wave", "fairness", "adaptive", "leases-model", "tools")),
-    ("bench/terraform/*", ("bench-terraform", "soak-terraform", "terraform-runs", "tools")),
+    ("bench/leases/*", ("bench-leases", "square-wave", "fairness", "leases-model", "tools")),
+    ("bench/terraform/*", ("soak-terraform", "terraform-runs", "tools")),
     ("bench/growth/*", ("growth", "tools")),
     ("bench/ec2/*", ("bench-ec2", "tools")),
     ("bench/fleet/*", ("ec2-scale", "tools")),

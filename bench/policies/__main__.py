@@ -12,7 +12,7 @@ Arguments are read from the environment:
     BEFORE=COMMIT                      commit whose rules are the policy `before` [default: the last one with steps]
     CALIBRATE=1                        check that the simulator reproduces published figures
     FULL=1                             all scenarios and policies, 20 seeds
-    FULL=1 KEEP=1                      the same; writes bench/results/policies.{json,md} and charts
+    FULL=1 KEEP=1                      the same; writes bench/results/policies.{json,md}
     CELL=all-out/slipway/7             recompute one run and compare with bench/results/policies.json
 """
 
@@ -26,10 +26,10 @@ from typing import Final
 import msgspec
 
 from bench import committed
-from bench.policies import earlier, plots, results, synthetic, traces
+from bench.policies import earlier, results, synthetic, traces
 from bench.policies.calibrate import calibrate
-from bench.policies.cells import COMPARED, POLICIES, Cell, compute_all, needs_traces, plan, run
-from bench.policies.claims import OURS, Summaries, Verdict, counted, verdicts
+from bench.policies.cells import COMPARED, POLICIES, Cell, compute_all, needs_traces, plan
+from bench.policies.claims import Summaries, Verdict, counted, verdicts
 from bench.policies.earlier import UnknownCommit
 from bench.policies.families import FAMILIES, Sizes, family_of
 from bench.policies.figures import Figures
@@ -48,14 +48,12 @@ from bench.policies.scenario import (
 from bench.policies.table import LEGEND, detail, overview, variants
 from bench.policies.traces import BadTrace, Traces
 
-CHARTS: Final = ("policies-shares.png", "policies-failures.png", "policies-ratios.png")
-FILES: Final = ("policies.json", "policies.md", *CHARTS)
+FILES: Final = ("policies.json", "policies.md")
 COMMITTED: Final = f"{committed.NAME}/{FILES[0]}"
 SHORT: Final = ("healthy", "one-out", "all-out", "steady-30", "bad-image", "always-bad-nine")
 SHORT_SEEDS, FAMILY_SEEDS, FULL_SEEDS = 2, 3, 20
 FRACTIONS: Final = {"BOOTS": "seconds", "RATE": "launches per minute"}
 REAL: Final = "real"  # compared with an earlier commit too
-DRAWN: Final = ("rfc191", "ttl", "autoscaler", "thompson", "recommended", "slipway")
 
 
 class BadArgument(Exception):
@@ -236,7 +234,7 @@ def compare(selection: Selection, given: Traces | None, folder: Path | None) -> 
     text = _text(selection, sums, judged)
     print("\n".join(text))
     if folder is not None and given is not None:
-        _write(selection, found, sums, text, given, folder)
+        _write(selection, found, text, given, folder)
     wrong = sum(not verdict.holds for verdict in judged)
     print(f"\n{counted(judged)}" if judged else "\nno claims about these runs")
     return 1 if wrong else 0
@@ -264,7 +262,6 @@ def _text(selection: Selection, sums: Summaries, judged: Sequence[Verdict]) -> l
 def _write(
     selection: Selection,
     found: Mapping[Cell, Figures],
-    sums: Summaries,
     text: Sequence[str],
     given: Traces,
     folder: Path,
@@ -288,19 +285,8 @@ def _write(
         "",
         f"`{command}`: {selection.seeds} seeds, {given.of}, {len(given.offsets())} offsets. The figures of every run",
         "are in `policies.json`; `make policies CELL=all-out/slipway/7` recomputes one of them.",
-        "",
-        "![shares](policies-shares.png)",
-        "![failures](policies-failures.png)",
-        "![failed/ok](policies-ratios.png)",
     ]
     (folder / "policies.md").write_text("\n".join([*head, *text]) + "\n")
-    drawn = [policy for policy in DRAWN if policy in (selection.policies or COMPARED)]
-    for name, draw in (("one-out", plots.shares), ("all-out", plots.failures)):
-        if any(scenario.name == name for scenario in selection.scenarios):
-            file = folder / f"policies-{draw.__name__}.png"
-            draw(file, {policy: run(Cell(BUILT_IN[name], policy, 1), given) for policy in drawn})
-    if ("real", OURS) in sums:
-        plots.ratios(folder / "policies-ratios.png", sums, selection.policies or COMPARED)
 
 
 def _cell(name: str) -> Cell:

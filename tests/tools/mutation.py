@@ -52,7 +52,7 @@ ROOMS: Final[Mapping[str, tuple[str, str]]] = {
     # services/lease-broker
     "leases": (
         "slipway_lease_broker",
-        "commands declaration endings exchange holders ledger ownership receipt reception refusals repetition sender "
+        "commands declaration endings exchange holders ledger ownership receipt reception refusals sender "
         "submissions terms text throttling unleased",
     ),
     "admission": (
@@ -76,7 +76,7 @@ SETTINGS: Final = """
 [tool.pytest.ini_options]
 asyncio_mode = "auto"
 asyncio_default_fixture_loop_scope = "session"
-addopts = "--hypothesis-seed=0 -p no:cacheprovider"
+addopts = "--hypothesis-seed=0 --hypothesis-profile=mutation -p no:cacheprovider"
 
 [tool.mutmut]
 source_paths = ["{package}"]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
+from hypothesis import HealthCheck, Phase, settings
 from mutmut.mutation import mutators
 
 # A sentence that reads otherwise breaks no decision. The list is changed in place, since others have it by name.
@@ -18,6 +19,15 @@ OF_TEXTS = {
 }
 operators = cast(list[Any], mutators.mutation_operators)
 operators[:] = [each for each in operators if each[1] not in OF_TEXTS]
+
+# A mutant is killed by any example: none is made smaller, which takes most of the time.
+settings.register_profile(
+    "mutation",
+    phases=(Phase.explicit, Phase.generate),
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 def results() -> list[dict[str, str]]:

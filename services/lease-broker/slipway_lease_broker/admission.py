@@ -4,6 +4,7 @@ commit, count and notify. Every way in uses it: Kafka, HTTP, gangs, Boskos and t
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Container, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from math import inf
 from types import MappingProxyType
 from typing import Final
@@ -39,7 +40,7 @@ from slipway_lease_broker.domain.ledger import (
     accrue_idle,
 )
 from slipway_lease_broker.domain.ownership import may_act
-from slipway_lease_broker.domain.receipt import receive
+from slipway_lease_broker.domain.receipt import answer, receivers
 from slipway_lease_broker.domain.reception import Receiving
 from slipway_lease_broker.domain.refusals import Refusal, unknown_lease_pool, wrong_owner
 from slipway_lease_broker.domain.sender import Sender
@@ -353,19 +354,25 @@ class AdmissionTx:
         """Decide for a pool and write all rows except history and events; returns the events. Reads no rows that it
         already has: no tenants that are `known`, and no requests if all waiting ones are `new` and not written yet."""
         situation = await self._situation(pool, known, new)
-        decision = decide(pool, situation, self.now, new_id=new_id, terms=self._terms)
+        confirms = self._waiters.confirms if self.exchanges else lambda *_: False
+        decided = partial(
+            decide,
+            now=self.now,
+            new_id=new_id,
+            terms=self._terms,
+            is_received=receivers(self.exchanges, pool.id, confirms),
+        )
+        decision = decided(pool, situation)
         if hidden := decision.hidden:
             deep = min(ROWS_MAX, max(2 * requests.PER_QUEUE_MIN, HIDDEN_ROWS_MAX // len(hidden)))
             waiters = [waiter for waiter in situation.waiters if waiter.queue not in hidden]
             waiters += await requests.of_queues(self.tx, pool.id, hidden, per_queue=deep)
             situation = msgspec.structs.replace(situation, deeper=dict.fromkeys(hidden, deep))
-            situation = await self._with_waiters(situation, pool, waiters, known)
-            decision = decide(pool, situation, self.now, new_id=new_id, terms=self._terms)
-        if self.exchanges:
-            decision, self.exchanges = receive(decision, self.exchanges, self._waiters.confirms, self.now)
+            decision = decided(pool, await self._with_waiters(situation, pool, waiters, known))
+        self.exchanges = answer(decision, self.exchanges)
         if new:
-            decided = {request.id: request for request in decision.requests}
-            await requests.add(self.tx, [decided.get(request.id, request) for request in new])
+            changed = {request.id: request for request in decision.requests}
+            await requests.add(self.tx, [changed.get(request.id, request) for request in new])
             decision = msgspec.structs.replace(decision, requests=())
         await self._write(decision)
         granted, waiting = [*situation.due, *decision.granted], [*situation.waiters, *situation.unannounced]

@@ -1,20 +1,15 @@
-"""Claims, clouds and limiters of the lease benchmarks."""
+"""Claims of the lease benchmarks."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from bench.leases import adaptive, at_once, fairness, square_wave
+from bench.leases import at_once, fairness, square_wave
 from bench.leases.broker import Broker
 from bench.leases.claims import Verdict, closest, grants_until_served, jain, report, shares
-from bench.leases.clouds import CLOUDS, Cloud
 from bench.leases.fairness import Request
-from bench.leases.limiters import Result, Static, limiters
-from bench.leases.loop import Figures, Loop
-from bench.leases.results import Results, Row, best_static, differing, read, rows, verdict, write
 from bench.leases.seeds import BadSeed, seeds
 from bench.leases.square_wave import GROUP, POLICIES, arrivals, peak, verdicts
 from slipway_lease_broker.domain.terms import Policy
@@ -107,53 +102,6 @@ def test_grants_are_those_of_the_time() -> None:
     assert [grant.at for grant in fairness.play(requests, {}, 25)] == [0.0] * 10 + [100.0] * 10 + [200.0] * 5
 
 
-ROW = Row(limiter="", goodput=100, throttles=100, failed=0, limit=40, converged_minutes=None, over_minutes=0)
-STATIC = [replace(ROW, limiter="static-40", goodput=99, throttles=1), replace(ROW, limiter="static-44")]
-
-#   ours: goodput, throttles → holds
-JUDGED = [((90, 10), True), ((90, 10.1), False), ((89.9, 10), False), ((120, 0), True)]
-
-
-@pytest.mark.parametrize(("ours", "holds"), JUDGED)
-def test_the_best_fixed_limit_is_the_measure(ours: tuple[float, float], holds: bool) -> None:
-    """The fixed limit of the highest goodput is the reference, however often throttled; both bounds are checked."""
-    assert best_static(STATIC).limiter == "static-44"
-    found = [*STATIC, replace(ROW, limiter="slipway", goodput=ours[0], throttles=ours[1])]
-    assert verdict(CLOUDS["step"], found).holds is holds
-
-
-FIGURES = Figures(throttles=3, done=48, failed=0, gave_up=0, limit_mean=40.0, converged_minutes=None, over_minutes=0.0)
-
-
-def test_committed_results_are_compared_by_every_field(tmp_path: Path) -> None:
-    """A file reads back as written; one changed figure and a missing limiter are reported."""
-    saved = Results(command="x", on={}, cells={"step/1": {"none": FIGURES, "slipway": replace(FIGURES, done=96)}})
-    write(tmp_path / "saved.json", saved)
-    assert read(tmp_path / "saved.json") == saved
-    then = saved.cells["step/1"]
-    assert differing(then, dict(then)) == []
-    assert differing(then, then | {"slipway": FIGURES}) == ["slipway.done"]
-    assert differing(then, {"none": FIGURES}) == ["slipway"]
-    assert [(row.limiter, row.goodput) for row in rows("step", saved.cells)] == [("none", 1), ("slipway", 2)]
-
-
-ARGUMENTS = [
-    ({"CELL": "nowhere/1"}, "must be cloud/seed"),
-    ({"CELL": "step"}, "must be cloud/seed"),
-    ({"CELL": "step/1"}, "make adaptive FULL=1 KEEP=1 writes it"),
-    ({"SEED": "x"}, "must be a number"),
-]
-
-
-@pytest.mark.parametrize(("environment", "message"), ARGUMENTS)
-def test_bad_arguments(
-    environment: dict[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The message names the allowed values, and nothing is computed."""
-    assert adaptive.main(environment, tmp_path) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_seeds() -> None:
     """SEED gives one seed; without it there are the first few."""
     assert seeds({}, 3) == [1, 2, 3]
@@ -161,55 +109,3 @@ def test_seeds() -> None:
     for text in ("0", "-1", "x", "1.5"):
         with pytest.raises(BadSeed):
             seeds({"SEED": text}, 3)
-
-
-# Clouds and limiters
-
-
-def test_a_bucket_gives_what_it_has_and_what_comes_back() -> None:
-    """Five calls at once, then two per second; a throttled call costs nothing."""
-    cloud = Cloud(CLOUDS["tight-2ps"])
-    assert [cloud.call(0.0) for _ in range(7)] == [True] * 5 + [False] * 2
-    assert [cloud.call(1.0) for _ in range(3)] == [True, True, False]
-    assert [cloud.call(1000.0) for _ in range(6)] == [True] * 5 + [False]  # no more than it holds
-    assert (cloud.accepted, cloud.throttled) == (12, 4)
-
-
-@pytest.mark.parametrize("name", ["static-20", "netflix", "plain-aimd", "slipway"])
-def test_limiters_keep_their_limit(name: str) -> None:
-    """No job starts beyond the limit, and units that are never released are freed when their hold ends."""
-    terms = CLOUDS["step"]
-    limiter = limiters()[name](terms)
-    for job in range(200):
-        limiter.request(job, 0.0)
-    held, now = set(limiter.start(0.0)), 0.0
-    while len(held) <= 60:
-        assert limiter.wake_at is not None
-        now = max(now, limiter.wake_at)
-        held |= set(limiter.start(now))
-        if now < terms.hold_seconds:
-            assert len(held) <= limiter.limit
-    assert now >= terms.hold_seconds
-
-
-def test_a_released_unit_is_given_on() -> None:
-    """A released unit goes to the next job in order of arrival."""
-    limiter = Static(CLOUDS["step"], 1)
-    for job in range(3):
-        limiter.request(job, 0.0)
-    assert list(limiter.start(0.0)) == [0]
-    limiter.release(0, 5.0, Result(done=True, throttled=False))
-    assert list(limiter.start(5.0)) == [1]
-
-
-def test_a_run_is_the_same_each_time_and_each_limit_faces_the_same_demand() -> None:
-    """A run depends on its seed alone; a low limit is never throttled, and no limit is throttled most."""
-    terms = replace(CLOUDS["bucket-5ps"], hours=4.0)
-    found = {
-        name: [Loop(terms, limiters()[name](terms), seed).run().figures() for seed in (1, 1, 2)]
-        for name in ("none", "static-20", "slipway")
-    }
-    for first, again, other in found.values():
-        assert first == again != other
-    assert found["static-20"][0].throttles == 0
-    assert found["none"][0].throttles > 100 * found["slipway"][0].throttles

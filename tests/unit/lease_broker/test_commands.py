@@ -18,10 +18,13 @@ from slipway_common.events.lease import (
     LeaseRenewRequested,
     LeaseRequested,
     LeaseUnleasedReported,
+    ReplacedLease,
 )
-from slipway_lease_broker.domain.commands import LeaseCommand, apply_command
-from slipway_lease_broker.domain.ledger import Lease, LeasePool, Ledger, Request, State, counted, queued
+from slipway_lease_broker.domain.adaptive import Evidence
+from slipway_lease_broker.domain.commands import UNITS_MAX, LeaseCommand, apply_command
+from slipway_lease_broker.domain.ledger import Entry, Lease, LeasePool, Ledger, Request, State, Tenant, counted, queued
 from slipway_lease_broker.domain.sender import Sender
+from slipway_lease_broker.domain.terms import Backoff, Bounds, Policy
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 POOL = LeasePool(id="sim-a", limit_units=5, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180)
@@ -71,14 +74,15 @@ def confirm(token: int = 7) -> LeaseConfirmRequested:
     return LeaseConfirmRequested(lease_pool_id="sim-a", lease_id="l", fencing_token=token)
 
 
-def renew(token: int = 7) -> LeaseRenewRequested:
-    return LeaseRenewRequested(lease_pool_id="sim-a", lease_id="l", fencing_token=token)
+def renew(token: int = 7, progress: str | None = None) -> LeaseRenewRequested:
+    return LeaseRenewRequested(lease_pool_id="sim-a", lease_id="l", fencing_token=token, progress=progress)
 
 
-def release(units: int, token: int = 7) -> LeaseReleaseRequested:
-    return LeaseReleaseRequested(
+def release(units: int, token: int = 7, **changes: Any) -> LeaseReleaseRequested:
+    made = LeaseReleaseRequested(
         lease_pool_id="sim-a", lease_id="l", fencing_token=token, units=units, result="registered"
     )
+    return msgspec.structs.replace(made, **changes)
 
 
 def after(*commands: LeaseCommand, leases: tuple[Lease, ...] = (), requests: tuple[Request, ...] = ()) -> Ledger:
@@ -145,6 +149,61 @@ def test_extended(held: Lease, command: LeaseCommand, answer: LeaseConfirmed, st
     (now_held,) = ledger.leases_to_save()
     assert (now_held.state, now_held.expires_at) == (state, answer.expires_at)
     assert (ledger.deadlines, ledger.dirty) == ({"sim-a": answer.expires_at}, set())
+
+
+def entry(kind: str, reason: str, **changes: Any) -> Entry:
+    about: dict[str, Any] = {"lease_id": "l", "request_id": "r", "actor": "ann"}
+    return Entry(lease_pool_id="sim-a", at=NOW, kind=kind, reason=reason, **(about | changes))
+
+
+STEPS = Policy(no_progress_seconds=60.0)
+HELD = lease(State.CONFIRMED, owner="ann", expires_at=at(100))
+#        policy, lease, command of its owner, all fields of the lease that it changes, history
+EXTENDED: list[tuple[Policy, Lease, LeaseCommand, dict[str, Any], list[Entry]]] = [
+    (
+        Policy(),
+        msgspec.structs.replace(HELD, state=State.RESERVED),
+        confirm(),
+        {"state": State.CONFIRMED, "expires_at": at(300), "extended_at": NOW},
+        [entry("confirmed", "confirmed by its holder")],
+    ),
+    (Policy(), HELD, renew(), {"expires_at": at(300), "extended_at": NOW}, []),
+    (
+        Policy(),
+        HELD,
+        renew(progress="1 %"),
+        {"expires_at": at(300), "extended_at": NOW, "progress": "1 %"},
+        [],
+    ),
+    (
+        STEPS,
+        HELD,
+        renew(progress="1 %"),
+        {"expires_at": at(300), "extended_at": NOW, "progress": "1 %", "progress_until": at(60)},
+        [],
+    ),
+    (
+        STEPS,
+        msgspec.structs.replace(HELD, progress="1 %", progress_until=at(9)),
+        renew(progress="1 %"),  # no news
+        {"expires_at": at(300), "extended_at": NOW},
+        [],
+    ),
+]
+
+
+@pytest.mark.parametrize(("policy", "held", "command", "fields", "history"), EXTENDED)
+def test_what_an_extension_changes(
+    policy: Policy, held: Lease, command: LeaseCommand, fields: dict[str, Any], history: list[Entry]
+) -> None:
+    """These fields and no other. Its deadline is the next one of the pool, unless another is sooner."""
+    for over_kafka in (False, True):
+        ledger = Ledger([msgspec.structs.replace(POOL, policy=policy)], [held], [])
+        ledger.deadlines["sim-a"] = at(200)
+        assert apply_command(ledger, command, NOW, Sender(name="ann", over_kafka=over_kafka)) is None
+        after_it = msgspec.structs.replace(held, over_kafka=over_kafka, **fields)
+        assert (ledger.leases_to_save(), ledger.history) == ([after_it], history)
+        assert ledger.deadlines == {"sim-a": min(at(200), after_it.deadline)}
 
 
 LOST = LeaseLost(lease_pool_id="sim-a", lease_id="l", request_id="r", units=3, counted_until=at(40))
@@ -218,6 +277,152 @@ def test_release(units: list[int], released: list[tuple[int, int]], state: State
     assert ledger.dirty == {"sim-a"}
 
 
+OURS = lease(State.CONFIRMED, owner="ann", tenant="linux", operation="install")
+ENDED = msgspec.structs.replace(OURS, state=State.RELEASED, units=0, ended_at=at(-1), reason="hold")
+ADAPTIVE = Policy(adaptive=Bounds(floor=1, ceiling=9))
+ONE_ALONE = "reported a Retry-After that no other reporter has confirmed"
+#        policy, lease, units held by others, by the adapter of the provider, evidence
+#        → end of the pool's pause, end of its tenant's wait, evidence for the adaptive limit
+REPORTS: list[tuple[Policy, Lease, int, bool, dict[str, Any], float | None, float | None, list[Evidence]]] = [
+    (Policy(), OURS, 0, False, {"throttled": True}, None, None, []),
+    (Policy(), OURS, 0, False, {"retry_after_seconds": 9.0}, 9, None, []),
+    (Policy(), OURS, 4, False, {"retry_after_seconds": 9.0}, None, 9, []),
+    (Policy(), OURS, 4, True, {"retry_after_seconds": 9.0}, 9, None, []),
+    (Policy(), OURS, 4, True, {"retry_after_seconds": 999.0}, 300, None, []),
+    (Policy(), ENDED, 4, False, {"retry_after_seconds": 9.0}, None, 9, []),
+    (Policy(), ENDED, 3, False, {"retry_after_seconds": 9.0}, 9, None, []),  # it was among the held ones until then
+    (ADAPTIVE, OURS, 0, False, {}, None, None, [Evidence(granted_at=at(-300))]),
+    (
+        ADAPTIVE,
+        OURS,
+        0,
+        False,
+        {"throttled": True, "quota_remaining": 5},
+        None,
+        None,
+        [Evidence(granted_at=at(-300), throttled=True, quota_remaining=5)],
+    ),
+    (ADAPTIVE, OURS, 4, False, {"throttled": True}, None, None, []),
+    (ADAPTIVE, OURS, 4, False, {"quota_remaining": 5}, None, None, [Evidence(granted_at=at(-300))]),
+    (
+        ADAPTIVE,
+        ENDED,
+        4,
+        True,
+        {"throttled": True},
+        None,
+        None,
+        [Evidence(granted_at=at(-300), throttled=True, late=True)],
+    ),
+]
+
+
+@pytest.mark.parametrize(("policy", "held", "others", "adapter", "reported", "pause", "wait", "evidence"), REPORTS)
+def test_the_evidence_of_a_release(
+    policy: Policy,
+    held: Lease,
+    others: int,
+    adapter: bool,
+    reported: dict[str, Any],
+    pause: float | None,
+    wait: float | None,
+    evidence: list[Evidence],
+) -> None:
+    """It moves the pool by the word of its provider, or of who holds half of the units; else only its tenant waits."""
+    ledger = Ledger([msgspec.structs.replace(POOL, policy=policy)], [held], [])
+    ledger.held_by = {"sim-a": {"ben": others} | ({"ann": held.units} if held.live else {})}
+    apply_command(ledger, release(9, **reported), NOW, Sender(name="ann", adapter=adapter))
+    pool = ledger.pools["sim-a"]
+    assert pool.blocked_until == (None if pause is None else at(pause))
+    assert [*pool.evidence] == evidence
+    (tenant,) = ledger.tenants_to_save() or [Tenant(lease_pool_id="sim-a", tenant="linux")]
+    assert tenant.held_back_until == (None if wait is None else at(wait))
+    assert tenant.held_back_reason == ("" if wait is None else ONE_ALONE)
+    assert ledger.throttles == (["sim-a"] if reported.get("throttled") else [])
+    assert ("throttled" in {each.kind for each in ledger.history}) == bool(reported.get("throttled"))
+    reporters = [report.reporter for report in pool.throttle_reports]
+    assert reporters == (["ann"] if reported.keys() & {"throttled", "retry_after_seconds"} else [])
+
+
+def test_a_pause_is_never_shortened_by_another_report() -> None:
+    pool = msgspec.structs.replace(POOL, blocked_until=at(60))
+    ledger = Ledger([pool], [OURS], [])
+    apply_command(ledger, release(1, retry_after_seconds=9.0), NOW, Sender(name="ann", adapter=True))
+    assert ledger.pools["sim-a"].blocked_until == at(60)
+
+
+@pytest.mark.parametrize(
+    ("result", "failures", "backoff", "after_failures", "seconds"),
+    [
+        ("failed", 0, Backoff(seconds=30, max_seconds=900), 1, 30),
+        ("failed", 1, Backoff(seconds=30, max_seconds=900), 2, 60),
+        ("failed", 9, Backoff(seconds=30, max_seconds=900), 10, 900),
+        ("failed", 0, None, 0, None),
+        ("done", 2, Backoff(), 0, None),
+        ("done", 2, None, 0, None),
+        ("registered", 2, Backoff(), 2, None),
+    ],
+)
+def test_a_tenant_whose_leases_fail_backs_off(
+    result: str, failures: int, backoff: Backoff | None, after_failures: int, seconds: float | None
+) -> None:
+    """Until one is done; other results concern machines, images or providers."""
+    ledger = Ledger([msgspec.structs.replace(POOL, policy=Policy(backoff=backoff))], [OURS], [])
+    if failures:
+        ledger.tenants["sim-a", "linux"] = Tenant(lease_pool_id="sim-a", tenant="linux", failures=failures)
+    apply_command(ledger, release(9, result=result), NOW, Sender(name="ann"))
+    tenant = ledger.tenants.get(("sim-a", "linux"), Tenant(lease_pool_id="sim-a", tenant="linux"))
+    assert tenant.failures == after_failures
+    assert tenant.backoff_until == (None if seconds is None else at(seconds))
+
+
+REPLACED = ReplacedLease(lease_id="l", fencing_token=7)
+
+
+@pytest.mark.parametrize(
+    ("replaced", "changes", "since", "ended", "refusals"),
+    [
+        (REPLACED, {}, -60, True, []),
+        (ReplacedLease(lease_id="l", fencing_token=6), {}, 0, False, ["stale token"]),
+        (ReplacedLease(lease_id="m", fencing_token=7), {}, 0, False, ["unknown lease"]),
+        (REPLACED, {"tenant": "windows"}, 0, True, ["not an earlier attempt"]),
+        (REPLACED, {"operation": "check"}, 0, True, ["not an earlier attempt"]),
+    ],
+)
+def test_a_new_attempt_has_the_age_of_the_one_before(
+    replaced: ReplacedLease, changes: dict[str, Any], since: float, ended: bool, refusals: list[str]
+) -> None:
+    """Once, and only one with the same tenant and operation; the lease of the earlier attempt ends."""
+    before = msgspec.structs.replace(waiting_request(0), owner="ann", operation="install")
+    ledger = Ledger([counted(POOL, OURS, 0, 3)], [OURS], [before])
+    for name, at_, more in (("new", since, []), ("newer", 0, ["not an earlier attempt"] if since else refusals)):
+        command = request(2, request_id=name, replaces=replaced, **({"operation": "install"} | changes))
+        apply_command(ledger, command, NOW, Sender(name="ann", over_kafka=True))
+        assert ledger.requests["sim-a", name].since == at(at_)
+        refusals = refusals if name == "new" else refusals + more
+        assert ledger.refusals == refusals
+    held = ledger.leases["sim-a", "l"]
+    assert (held.live, held.reason, held.replaced) == (not ended, "replaced" if ended else "", since != 0)
+    assert ledger.pools["sim-a"].held_units == (0 if ended else 3)
+    assert [event.reason for event in ledger.events] == (["replaced"] if ended else [])
+
+
+def test_members_of_a_group_start_at_their_offsets() -> None:
+    """By their number, or in order of arrival; a group whose time is over starts anew, at its distance."""
+    group = LeaseGroup(name="g", size=3, spread_seconds=30)
+    sent = [group, group, msgspec.structs.replace(group, member=0), group]
+    ledger = after(*(request(1, request_id=f"r{n}", group=each) for n, each in enumerate(sent)))
+    assert [each.since for each in ledger.requests_to_add()] == [at(0), at(10), at(0), at(30)]
+    (row,) = ledger.groups_to_save()
+    assert (row.size, row.members, row.first_at, row.last_start_at) == (3, 4, NOW, None)
+    started = msgspec.structs.replace(row, last_start_at=at(5))
+    for seconds, since in ((30, 40), (31, 31)):
+        later = Ledger([POOL], [], [], [], [started])
+        apply_command(later, request(1, group=group), at(seconds), Sender())
+        assert [each.since for each in later.requests_to_add()] == [at(since)]
+        assert later.groups_to_save()[0].last_start_at == at(5)
+
+
 def test_release_does_not_shorten_a_lost_lease() -> None:
     """Its units stay counted, since a call may be in flight."""
     ledger = after(release(3), leases=(lease(State.LOST, counted_until=at(40)),))
@@ -230,10 +435,10 @@ def test_cancel(units: int, left: int) -> None:
     command = LeaseCancelRequested(lease_pool_id="sim-a", request_id="r", units=units, reason="demand fell")
     ledger = after(command, requests=(waiting_request(4),))
     assert [request.waiting_units for request in ledger.requests_to_save()] == [left]
-    assert after(command, command, requests=(waiting_request(0),)).refusals == [
-        "nothing to cancel",
-        "nothing to cancel",
-    ]
+    assert ledger.pools["sim-a"].waiting_units == left
+    assert ledger.history == [entry("cancelled", "demand fell", lease_id=None, units=4 - left, actor="")]
+    for nothing in ((), (waiting_request(0),)):
+        assert after(command, requests=nothing).refusals == ["nothing to cancel"]
 
 
 BAD: list[LeaseCommand] = [
@@ -243,9 +448,28 @@ BAD: list[LeaseCommand] = [
     request(2**70),
     request(request_id=""),
     release(0),
-    msgspec.structs.replace(release(1), quota_remaining=10**400),
-    msgspec.structs.replace(release(1), quota_remaining=-5),
-    request(group=LeaseGroup(name="g", size=100_000, spread_seconds=86_401, member=99_999)),
+    release(1, quota_remaining=10**400),
+    release(1, quota_remaining=2**31),
+    release(1, quota_remaining=-1),
+    release(1, retry_after_seconds=-0.1),
+    release(1, retry_after_seconds=31_536_001.0),
+    request(UNITS_MAX + 1),
+    request(priority=-1),
+    request(priority=10),
+    request(hold_seconds=0.0),
+    request(hold_seconds=31_536_001.0),
+    request(group=LeaseGroup(name="", size=1, spread_seconds=1)),
+    *(
+        request(group=msgspec.structs.replace(LeaseGroup(name="g", size=2, spread_seconds=9), **changes))
+        for changes in (
+            {"size": 0},
+            {"size": UNITS_MAX + 1},
+            {"spread_seconds": 0},
+            {"spread_seconds": 86_401},
+            {"member": -1},
+            {"member": 2},
+        )
+    ),
 ]
 
 
@@ -254,6 +478,22 @@ def test_bad_values_are_dead_letters(command: LeaseCommand) -> None:
     """Values that no ledger can hold are an error of the record, not of the database."""
     with pytest.raises(BadEvent):
         after(command, leases=(lease(State.CONFIRMED),))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        request(UNITS_MAX, priority=0),
+        request(1, priority=9, hold_seconds=31_536_000.0),
+        request(1, hold_seconds=0.5),
+        request(group=LeaseGroup(name="g", size=UNITS_MAX, spread_seconds=86_400, member=UNITS_MAX - 1)),
+        request(group=LeaseGroup(name="g", size=1, spread_seconds=0.5, member=0)),
+        release(1, quota_remaining=2**31 - 1, retry_after_seconds=31_536_000.0),
+        release(1, quota_remaining=0, retry_after_seconds=0.0),
+    ],
+)
+def test_the_largest_and_smallest_values_are_none(command: LeaseCommand) -> None:
+    assert after(command, leases=(lease(State.CONFIRMED),)).refusals == []
 
 
 def unleased(seconds: float, **changes: Any) -> LeaseUnleasedReported:

@@ -7,7 +7,7 @@ import msgspec
 from slipway_lease_broker.domain.decide import decide
 from slipway_lease_broker.domain.exchange import Answer
 from slipway_lease_broker.domain.ledger import Lease, State
-from slipway_lease_broker.domain.receipt import receive
+from slipway_lease_broker.domain.receipt import receivers
 from slipway_lease_broker.domain.situation import Situation
 from slipway_lease_broker.grant_waiters import GrantWaiters, Woken
 from tests.support import lease_rows
@@ -27,8 +27,14 @@ async def registered(waiters: GrantWaiters) -> Woken:
 
 def grant(waiters: GrantWaiters) -> Lease:
     """The lease that the request is granted, committed."""
-    decision = decide(POOL, Situation(waiters=[REQUEST], per_queue=2), NOW, new_id=lambda: "lease", terms=TERMS)
-    decision, _ = receive(decision, [], waiters.confirms, NOW)
+    decision = decide(
+        POOL,
+        Situation(waiters=[REQUEST], per_queue=2),
+        NOW,
+        new_id=lambda: "lease",
+        terms=TERMS,
+        is_received=receivers([], "p", waiters.confirms),
+    )
     waiters.committed([decision])
     (lease,) = decision.granted
     return lease

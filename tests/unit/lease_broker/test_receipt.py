@@ -1,12 +1,13 @@
 """Confirmation on receipt, for batches with commands to several lease pools."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from slipway_common.events.lease import LeaseRequested
 from slipway_lease_broker.domain.decide import Decision, decide
-from slipway_lease_broker.domain.exchange import Answer, Submission
+from slipway_lease_broker.domain.exchange import Answer, Exchange, Submission
 from slipway_lease_broker.domain.ledger import LeasePool, State, new_request
-from slipway_lease_broker.domain.receipt import receive
+from slipway_lease_broker.domain.receipt import answer, receivers
 from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.situation import Situation
 from tests.support.lease_broker import TERMS
@@ -40,21 +41,23 @@ def answered(lease_pool_id: str) -> tuple[Submission, Answer]:
     return Submission(command=command, sender=Sender(name="ann"), confirm=True), answer
 
 
-def decided(lease_pool_id: str) -> Decision:
-    """The decision that grants a unit of a pool to its request."""
+def decided(lease_pool_id: str, exchanges: Sequence[Exchange]) -> Decision:
+    """The decision that grants a unit of a pool to its request, beside these exchanges."""
     situation = Situation(waiters=[new_request(requested(lease_pool_id), NOW, sender=Sender())], per_queue=2)
-    return decide(pool(lease_pool_id), situation, NOW, new_id=lambda: "lease", terms=TERMS)
+    is_received = receivers(exchanges, lease_pool_id, lambda *_: False)
+    return decide(pool(lease_pool_id), situation, NOW, new_id=lambda: "lease", terms=TERMS, is_received=is_received)
 
 
 def test_a_decision_answers_commands_to_its_own_pool() -> None:
     """Those to other pools are answered by the decisions for these."""
     own, other = answered("p"), answered("q")
-    decision, _ = receive(decided("p"), [own, other], lambda *_: False, NOW)
+    decision = decided("p", [own, other])
+    answer(decision, [own, other])
     (lease,) = decision.granted
     assert (lease.state, own[1].lease, own[1].pool) == (State.CONFIRMED, lease, decision.pool)
     assert (other[1].lease, other[1].pool) == (None, pool("q"))
 
 
 def test_a_caller_receives_no_lease_of_another_pool() -> None:
-    decision, _ = receive(decided("p"), [answered("q")], lambda *_: False, NOW)
+    decision = decided("p", [answered("q")])
     assert [lease.state for lease in decision.granted] == [State.RESERVED]

@@ -4,12 +4,22 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_provisioner.domain.account_check import FINDINGS_MAX, CheckState, Finding, alerts, compared, identity
+from slipway_provisioner.domain.account_check import (
+    FINDINGS_MAX,
+    ORDER,
+    CheckState,
+    Finding,
+    alerts,
+    compared,
+    identity,
+    unusable,
+)
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.aws import findings
 from slipway_provisioner.providers.aws.findings import Denial, Expiry, Quota
@@ -58,6 +68,7 @@ def test_what_a_check_raises_and_resolves(
     assert [each.subject for each in after.raised] == raised
     assert [each.subject for each in after.resolved] == resolved
     assert [each.subject for each in after.findings if each.is_problem] == problems
+    assert after.findings == sorted(after.findings, key=lambda each: (ORDER.index(each.state), each.key))
 
 
 FINDINGS = st.lists(
@@ -95,19 +106,46 @@ def test_texts_of_providers_can_be_stored() -> None:
     quoted = Finding(kind="image", subject="a\0" * 300, state=PROBLEM, message="b\0" * 9000, remedy="c\0")
     (stored,) = compared([], [quoted]).findings
     assert "\0" not in f"{stored.subject}{stored.message}{stored.remedy}"
-    assert (len(stored.subject), len(stored.message)) == (200, 4000)
+    assert (len(stored.subject), len(stored.message), stored.remedy) == (200, 4000, "c�")
 
 
 def test_an_alert_for_each_problem() -> None:
     """Its key and command survive slashes, and its remedy is its cause."""
     after = compared([finding("quota", "std", PROBLEM)], [identity("1", "2", about="arn:aws:iam::2:user/x")])
-    raised, resolved = alerts("ci/aws", after)
-    assert isinstance(raised, AlertRaised)
-    assert (raised.dedup_key, raised.severity) == ("provisioner/account-check/ci%2Faws/identity/", "page")
-    assert raised.summary == "account ci/aws, identity: the credential belongs to 2 (arn:aws:iam::2:user/x), not to 1"
-    assert (raised.cause, raised.command) == (after.raised[0].remedy, "slipway account check ci/aws")
-    assert isinstance(resolved, AlertResolved)
-    assert resolved.dedup_key == "provisioner/account-check/ci%2Faws/quota/std"
+    about: Any = {"kind": "account-check", "subject_kind": "account", "subject_id": "ci/aws"}
+    assert alerts("ci/aws", after) == [
+        AlertRaised(
+            **about,
+            dedup_key="provisioner/account-check/ci%2Faws/identity/",
+            severity="page",
+            summary="account ci/aws, identity: the credential belongs to 2 (arn:aws:iam::2:user/x), not to 1",
+            effect="launches in the account fail, or will soon",
+            doing="checks the account again every hour; launches are tried meanwhile",
+            cause="correct the credential of the account in slipway.yaml, or its identity",
+            command="slipway account check ci/aws",
+        ),
+        AlertResolved(
+            **about,
+            dedup_key="provisioner/account-check/ci%2Faws/quota/std",
+            severity="notice",
+            summary="account ci/aws, quota std: no longer a problem",
+            command="slipway account check ci/aws",
+        ),
+    ]
+    (raised, _) = alerts("a b;c", after)
+    assert raised.command == "slipway account check 'a b;c'"
+
+
+def test_the_identity_of_a_credential() -> None:
+    same = Finding(kind="identity", state=OK, message="1")
+    assert identity("1", "1") == same
+    assert identity("1", "1", about="arn:x") == msgspec.structs.replace(same, message="1 (arn:x)")
+
+
+def test_unusable_settings_are_a_problem_of_their_launch_config() -> None:
+    found = unusable("zone-a", "no image")
+    assert (found.key, found.state) == (("launch-config", "zone-a"), PROBLEM)
+    assert (found.message, found.remedy != "") == ("its settings are unusable: no image", True)
 
 
 @pytest.mark.parametrize(

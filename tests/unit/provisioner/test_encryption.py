@@ -28,18 +28,28 @@ def test_what_was_encrypted_can_be_decrypted(document: bytes, identity: str, non
     assert len(document) < 8 or document not in encrypted.data[NONCE_BYTES:]
 
 
+def test_documents_of_earlier_releases_can_be_decrypted() -> None:
+    """The id of a key, and the place of nonce, text, tag and identity, are those in every database."""
+    data = bytes.fromhex("000102030405060708090a0b3476b76fa0f07af3ae850274b7f4c2ee3619f61363")
+    recorded = Encrypted("5d49e155344b6124", data)
+    assert ring(NEW, OLD).decrypt(recorded, "one/state/0/lineage/7") == b"state"
+    assert ring(OLD).encrypt(b"state", "one/state/0/lineage/7", data[:NONCE_BYTES]) == recorded
+
+
 def test_the_first_key_encrypts_and_all_decrypt() -> None:
     before = ring(OLD).encrypt(b"state", "a", NONCE)
     after = ring(NEW, OLD).encrypt(b"state", "a", NONCE)
     assert before.key_id != after.key_id == ring(NEW).current_id
     for encrypted in (before, after):
         assert ring(NEW, OLD).decrypt(encrypted, "a") == b"state"
+    assert ring(NEW, OLD, NEW).ids == (after.key_id, before.key_id)
 
 
 def test_a_missing_key_is_named() -> None:
     encrypted = ring(OLD).encrypt(b"state", "a", NONCE)
-    with pytest.raises(KeyMissing, match=encrypted.key_id):
+    with pytest.raises(KeyMissing, match=encrypted.key_id) as missing:
         ring(NEW).decrypt(encrypted, "a")
+    assert missing.value.key_id == encrypted.key_id
     with pytest.raises(KeyMissing, match="SLIPWAY_STATE_KEYS"):
         ring().encrypt(b"state", "a", NONCE)
 

@@ -11,7 +11,7 @@ remaining quota. The duration of an operation is no evidence, since a slow insta
 
 A token bucket refuses single calls long before it is empty, so a few throttled leases do not cut the limit. Evenly
 spaced starts are refused less often, so starts are paced by the measured duration of leases once it is known.
-`make adaptive` measures all of this.
+The constants were chosen by a benchmark: bench/results/leases-adaptive.md.
 """
 
 from collections.abc import Sequence

@@ -82,22 +82,30 @@ def apply_command(
     *,
     traceparent: str = "",
     gang_id: str | None = None,
-) -> None:
-    """Apply one command of `sender`. With a `gang_id` a request starts together with the others of that gang. Raises
-    BadEvent for a command that can never be applied."""
+) -> Denial | None:
+    """Apply one command of `sender`; returns the reason why it may not give it. With a `gang_id` a request starts
+    together with the others of that gang. Raises BadEvent for a command that can never be applied."""
     pool = _pool_of(ledger, command, now)
-    denial = _denied(ledger, command, sender)
+    denial = denial_of(command, ledger, sender)
     if denial is Denial.WRONG_OWNER:
         ledger.refusals.append(denial)
     else:
         _apply(ledger, pool, command, denial, now, sender, traceparent=traceparent, gang_id=gang_id)
+    return denial
 
 
 def apply_permitted(
-    ledger: Ledger, command: LeaseCommand, now: datetime, sender: Sender, *, traceparent: str = ""
+    ledger: Ledger,
+    command: LeaseCommand,
+    now: datetime,
+    sender: Sender,
+    *,
+    traceparent: str = "",
+    gang_id: str | None = None,
 ) -> None:
     """Apply one command that `sender` may give, as the caller has checked. Raises BadEvent as apply_command does."""
-    _apply(ledger, _pool_of(ledger, command, now), command, None, now, sender, traceparent=traceparent)
+    pool = _pool_of(ledger, command, now)
+    _apply(ledger, pool, command, None, now, sender, traceparent=traceparent, gang_id=gang_id)
 
 
 def _pool_of(ledger: Ledger, command: LeaseCommand, now: datetime) -> LeasePool:
@@ -120,7 +128,7 @@ def _apply(
     sender: Sender,
     *,
     traceparent: str,
-    gang_id: str | None = None,
+    gang_id: str | None,
 ) -> None:
     match command:
         case LeaseRequested():
@@ -136,8 +144,9 @@ def _apply(
             _extend(ledger, pool, command, denial, now, sender)
 
 
-def _denied(ledger: Ledger, command: LeaseCommand, sender: Sender) -> Denial | None:
-    """Reason why `sender` may not act on the request or lease that the command names."""
+def denial_of(command: LeaseCommand, ledger: Ledger, sender: Sender) -> Denial | None:
+    """Reason why `sender` may not act on the request or lease that a command names; None if it may, or if there is no
+    such request yet."""
     subject: Request | Lease | None
     if isinstance(command, LeaseRequested | LeaseCancelRequested):
         subject = ledger.requests.get((command.lease_pool_id, command.request_id))

@@ -27,6 +27,7 @@ from slipway_lease_broker.domain.ledger import (
     State,
     Tenant,
     accrue_idle,
+    advance,
     alive_until,
     counted,
     queued,
@@ -66,8 +67,17 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(self.reasons)
 
 
-def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids, terms: BrokerTerms) -> Decision:
-    """Decide for a lease pool."""
+def decide(
+    pool: LeasePool,
+    situation: Situation,
+    now: datetime,
+    *,
+    new_id: Ids,
+    terms: BrokerTerms,
+    is_received: Callable[[str], bool] = lambda _: False,
+) -> Decision:
+    """Decide for a lease pool. `is_received` is true of the id of a request whose caller gets its grant with the answer
+    to an open call, which confirms it."""
     pool = accrue_idle(pool, now)
     pool, ended, postponed = _apply_deadlines(pool, situation, now, terms.lost_linger_seconds)
     for request in situation.lapsed:
@@ -78,7 +88,10 @@ def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids,
     limit = limits.in_force(pool)
 
     admission = Admission(pool, limit, situation, now).run()
-    granted = [lease_of(pool, grant, now, new_id(), number) for number, grant in enumerate(admission.grants, start=1)]
+    granted = [
+        lease_of(pool, grant, now, new_id(), number, is_received=is_received(grant.request.id))
+        for number, grant in enumerate(admission.grants, start=1)
+    ]
     rows = {request.id: request for request in (*situation.unannounced, *situation.waiters)}
     before = dict(rows)
     for grant, lease in zip(admission.grants, granted, strict=True):
@@ -134,7 +147,7 @@ def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids,
         awaited=frozenset(grant.request.id for grant in admission.grants if grant.request.queued_at is not None),
         tenants=_served(pool.id, situation.tenants, admission.finish),
         groups=tuple(group for group in admission.groups.values() if group not in situation.groups),
-        history=history,
+        history=(*history, *(received_entry(lease) for lease in granted if lease.state is State.CONFIRMED)),
         waiting=admission.waiting,
         gangs=tuple(admission.gangs),
         wake_at=min(
@@ -190,11 +203,14 @@ def _served(pool_id: str, tenants: Sequence[Tenant], finish: Mapping[str, float]
     )
 
 
-def lease_of(pool: LeasePool, grant: Grant, now: datetime, lease_id: str, number: int) -> Lease:
-    """The lease of a grant; `number` counts the grants of this decision from 1."""
+def lease_of(
+    pool: LeasePool, grant: Grant, now: datetime, lease_id: str, number: int, *, is_received: bool = False
+) -> Lease:
+    """The lease of a grant, confirmed if it is received; `number` counts the grants of this decision from 1."""
     request, policy = grant.request, pool.policy
     hold_until = now + timedelta(seconds=min(request.hold_seconds or pool.hold_seconds, pool.hold_seconds))
     no_progress = policy.no_progress_seconds
+    state = advance(State.RESERVED, "confirmed") if is_received else State.RESERVED
     return Lease(
         id=lease_id,
         lease_pool_id=pool.id,
@@ -202,9 +218,9 @@ def lease_of(pool: LeasePool, grant: Grant, now: datetime, lease_id: str, number
         fencing_token=pool.last_token + number,
         granted_units=grant.units,
         units=grant.units,
-        state=State.RESERVED,
+        state=state,
         granted_at=now,
-        expires_at=alive_until(pool, State.RESERVED, now, hold_until),
+        expires_at=alive_until(pool, state, now, hold_until),
         hold_until=hold_until,
         traceparent=request.traceparent,
         tenant=request.tenant,
@@ -285,6 +301,18 @@ def granted_entry(lease: Lease) -> Entry:
         lease_id=lease.id,
         request_id=lease.request_id,
         units=lease.units,
+    )
+
+
+def received_entry(lease: Lease) -> Entry:
+    return Entry(
+        lease_pool_id=lease.lease_pool_id,
+        at=lease.granted_at,
+        kind="confirmed",
+        reason="confirmed by receipt of the grant",
+        lease_id=lease.id,
+        request_id=lease.request_id,
+        actor=lease.owner,
     )
 
 

@@ -2,46 +2,39 @@
 Pure."""
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
-from typing import Any
 
-import msgspec
-
-from slipway_common.events.lease import LeaseConfirmRequested, LeaseGranted, LeaseRenewRequested, LeaseRequested
+from slipway_common.events.lease import LeaseConfirmRequested, LeaseRenewRequested, LeaseRequested
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.exchange import Answer, Exchange, Submission
 from slipway_lease_broker.domain.holders import is_holder
-from slipway_lease_broker.domain.ledger import Entry, Lease, State, advance, alive_until
+from slipway_lease_broker.domain.ledger import Lease
 from slipway_lease_broker.domain.refusals import Refusal, end_of, in_use, lease_ended
 
 
-def receive(
-    decision: Decision, exchanges: Sequence[Exchange], confirms: Callable[[str, str], bool], now: datetime
-) -> tuple[Decision, list[Exchange]]:
-    """Confirm the leases that callers receive now; returns the decision and the outcomes of its batch.
-
-    A caller that confirms on receipt gets its grant in the answer of this batch, if it was not refused, or of an
-    earlier one: `confirms` is true of a lease pool and a request for which such a caller waits.
-    """
-    pool_id = decision.pool.id
+def receivers(
+    exchanges: Sequence[Exchange], lease_pool_id: str, confirms: Callable[[str, str], bool]
+) -> Callable[[str], bool]:
+    """Test of request ids: true of those of a lease pool whose callers confirm on receipt. Such a caller gets its grant
+    in the answer of this batch, if it was not refused, or of an earlier one: `confirms` is true of a lease pool and a
+    request for which such a caller waits."""
     requesting = {
         command.request_id
         for submission, outcome in exchanges
         if submission.confirm
         and isinstance(command := submission.command, LeaseRequested)
         and isinstance(outcome, Answer)
-        and command.lease_pool_id == pool_id
+        and command.lease_pool_id == lease_pool_id
     }
-    decision = _confirm(
-        decision,
-        lambda lease: lease.request_id in requesting or confirms(pool_id, lease.request_id),
-        now,
-    )
+    return lambda request_id: request_id in requesting or confirms(lease_pool_id, request_id)
+
+
+def answer(decision: Decision, exchanges: Sequence[Exchange]) -> list[Exchange]:
+    """Give the callers of a batch what a decision granted them, and refuse the commands that it has overtaken."""
     granted = {lease.request_id: lease for lease in decision.granted}
     ended = {lease.id: lease for lease in decision.ended}
     after: list[Exchange] = []
     for submission, outcome in exchanges:
-        if isinstance(outcome, Answer) and submission.command.lease_pool_id == pool_id:
+        if isinstance(outcome, Answer) and submission.command.lease_pool_id == decision.pool.id:
             outcome.pool = decision.pool
             if outcome.request is not None and outcome.lease is None:
                 outcome.lease = granted.get(outcome.request.id)
@@ -50,7 +43,7 @@ def receive(
                 outcome.lease = then
                 outcome = overtaken(submission, then) or outcome
         after.append((submission, outcome))
-    return decision, after
+    return after
 
 
 def overtaken(submission: Submission, then: Lease) -> Refusal | None:
@@ -71,41 +64,3 @@ def _of_another(submission: Submission, answer: Answer) -> Refusal | None:
     if lease is None or is_holder(lease, submission.sender.holder):
         return None
     return in_use(lease, answer.pool)
-
-
-def _confirm(decision: Decision, is_received: Callable[[Lease], bool], now: datetime) -> Decision:
-    granted = tuple(_confirmed(decision, lease, now) if is_received(lease) else lease for lease in decision.granted)
-    confirmed = {lease.id: lease for lease in granted if lease.state is State.CONFIRMED}
-    if not confirmed:
-        return decision
-    deadlines = [lease.deadline for lease in granted]
-    return msgspec.structs.replace(
-        decision,
-        granted=granted,
-        events=tuple(_with_deadline(event, confirmed) for event in decision.events),
-        history=(*decision.history, *(_entry(lease, now) for lease in confirmed.values())),
-        wake_at=min(deadlines if decision.wake_at is None else [decision.wake_at, *deadlines]),
-    )
-
-
-def _confirmed(decision: Decision, lease: Lease, now: datetime) -> Lease:
-    state = advance(lease.state, "confirmed")
-    expires_at = alive_until(decision.pool, state, now, lease.hold_until)
-    return msgspec.structs.replace(lease, state=state, expires_at=expires_at)
-
-
-def _with_deadline(event: Any, leases: dict[str, Lease]) -> Any:
-    lease = leases.get(event.lease_id) if isinstance(event, LeaseGranted) else None
-    return event if lease is None else msgspec.structs.replace(event, expires_at=lease.expires_at)
-
-
-def _entry(lease: Lease, now: datetime) -> Entry:
-    return Entry(
-        lease_pool_id=lease.lease_pool_id,
-        at=now,
-        kind="confirmed",
-        reason="confirmed by receipt of the grant",
-        lease_id=lease.id,
-        request_id=lease.request_id,
-        actor=lease.owner,
-    )

@@ -2,12 +2,17 @@
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
 from slipway_common.events.lease import (
     LeaseCancelRequested,
+    LeaseExpired,
+    LeaseGranted,
+    LeaseLost,
+    LeaseQueued,
+    LeaseReleased,
     LeaseReleaseRequested,
     LeaseRequested,
     LeaseUnleasedReported,
@@ -18,8 +23,11 @@ from slipway_lease_broker.domain.commands import (
     apply_permitted,
     claim_lease,
     confirmation,
+    denial_of,
     is_late_evidence,
 )
+from slipway_lease_broker.domain.decide import grant_event, queued_event
+from slipway_lease_broker.domain.endings import ended_event
 from slipway_lease_broker.domain.exchange import Answer, Exchange, Submission
 from slipway_lease_broker.domain.holders import Left, active, is_holder, is_in_use, left
 from slipway_lease_broker.domain.ledger import Lease, Ledger, Request, State, new_request
@@ -40,10 +48,11 @@ from slipway_lease_broker.domain.refusals import (
     unknown_request,
     wrong_owner,
 )
-from slipway_lease_broker.domain.repetition import answer_repeated
 from slipway_lease_broker.domain.rules import never_starts
 from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.unleased import lost_id
+
+Answered: TypeAlias = LeaseGranted | LeaseReleased | LeaseExpired | LeaseLost | LeaseQueued
 
 TENANTS_MAX: Final = 100
 """Tenants in a pool that one token names beside its own: each gets a share of its own."""
@@ -57,9 +66,10 @@ def record(submissions: Iterable[Submission], ledger: Ledger, now: datetime) -> 
         if submission.answered:
             exchanges.append((submission, refusal(submission, ledger, now) or apply(submission, ledger, now)))
             continue
-        repeated = _repeated(submission, ledger)
-        apply_command(ledger, submission.command, now, submission.sender, traceparent=submission.traceparent)
-        if repeated is not None:
+        command = submission.command
+        repeated = known_request(command, ledger) if isinstance(command, LeaseRequested) else None
+        denial = apply_command(ledger, command, now, submission.sender, traceparent=submission.traceparent)
+        if repeated is not None and denial is None:
             ledger.events += answer_repeated(repeated, ledger.leases.values())
     for _, outcome in exchanges:  # a later submission of the batch may be about the same request
         if isinstance(outcome, Answer) and outcome.request is not None:
@@ -81,32 +91,34 @@ def names_tenant(submission: Submission) -> bool:
     return isinstance(command, LeaseRequested) and command.tenant != sender.name and not sender.over_kafka
 
 
-def _repeated(submission: Submission, ledger: Ledger) -> Request | None:
-    """The request that its owner repeats; None for every other command."""
-    command = submission.command
-    if not isinstance(command, LeaseRequested):
-        return None
-    known = ledger.requests.get((command.lease_pool_id, command.request_id))
-    is_own = known is not None and may_act(known.owner, submission.sender.name, admin=submission.sender.admin)
-    return known if is_own else None
+def known_request(command: LeaseRequested | LeaseCancelRequested, ledger: Ledger) -> Request | None:
+    """The request that a command names; None if there is none yet."""
+    return ledger.requests.get((command.lease_pool_id, command.request_id))
+
+
+def answer_repeated(request: Request, leases: Iterable[Lease]) -> list[Answered]:
+    """Events that answer a repeated request: the grant or the end of each of its leases, in order of grants, then the
+    units that wait. Without them, one lost event would let its owner wait for ever."""
+    granted = sorted((one for one in leases if one.request_id == request.id), key=lambda lease: lease.fencing_token)
+    answers: list[Answered] = [grant_event(lease) if lease.live else ended_event(lease) for lease in granted]
+    return [*answers, queued_event(request, 0)]
 
 
 def refusal(submission: Submission, ledger: Ledger, now: datetime) -> Refusal | None:
     """Refusal of a submission; None if it may be applied."""
     command = submission.command
-    if isinstance(command, LeaseRequested):
-        known = ledger.requests.get((command.lease_pool_id, command.request_id))
+    denial = denial_of(command, ledger, submission.sender)
+    if isinstance(command, LeaseRequested | LeaseCancelRequested):
+        known = known_request(command, ledger)
+        if denial is not None:
+            return wrong_owner(f"request {command.request_id}")
+        if isinstance(command, LeaseCancelRequested):
+            return _refused_cancel(submission, command, known, ledger)
         if known is None:
             return _refused_new(submission, command, ledger, now)
         return _refused_repeat(submission, command, known, ledger, now)
-    if isinstance(command, LeaseCancelRequested):
-        known = ledger.requests.get((command.lease_pool_id, command.request_id))
-        if known is None:
-            return unknown_request(command.lease_pool_id, command.request_id)
-        return _refused_owner(submission, known) or _refused_cancel(submission, known, ledger)
     assert not isinstance(command, LeaseUnleasedReported)  # it is reported without waiting for an answer
     lease = ledger.leases.get((command.lease_pool_id, command.lease_id))
-    denial = denied(lease, command.fencing_token, submission.sender.name, admin=submission.sender.admin)
     if lease is None or denial is not None:
         return of_denial(denial, command.lease_id, command.fencing_token)
     if lease.live:
@@ -116,13 +128,12 @@ def refusal(submission: Submission, ledger: Ledger, now: datetime) -> Refusal | 
     return None if is_repeat else lease_ended(f"lease {lease.id}", end_of(lease))
 
 
-def _refused_owner(submission: Submission, known: Request) -> Refusal | None:
-    is_allowed = may_act(known.owner, submission.sender.name, admin=submission.sender.admin)
-    return None if is_allowed else wrong_owner(f"request {known.id}")
-
-
-def _refused_cancel(submission: Submission, known: Request, ledger: Ledger) -> Refusal | None:
-    """Refusal of a cancellation that would end the wait or the lease of another process."""
+def _refused_cancel(
+    submission: Submission, command: LeaseCancelRequested, known: Request | None, ledger: Ledger
+) -> Refusal | None:
+    """Refusal of a cancellation of nothing, or one that would end the wait or the lease of another process."""
+    if known is None:
+        return unknown_request(command.lease_pool_id, command.request_id)
     sender = submission.sender
     if known.waiting_units and sender.holder and known.holder not in ("", sender.holder):
         return request_in_use(known.id, known.holder, known.last_requested_at)
@@ -164,8 +175,6 @@ def _refused_repeat(
 ) -> Refusal | None:
     """Refusal of a repeated request: its fields differ from the first time, its lease has ended, or another process
     uses it."""
-    if (refused := _refused_owner(submission, known)) is not None:
-        return refused
     fields = {
         "units": (known.requested_units, command.units),
         "operation": (known.operation, command.operation),

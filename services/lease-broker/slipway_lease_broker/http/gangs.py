@@ -12,7 +12,7 @@ from slipway_common.events.lease import LeaseRequested
 from slipway_common.observability.telemetry import current_trace
 from slipway_common.web.problem import Problem
 from slipway_lease_broker.admission import AdmissionTx
-from slipway_lease_broker.domain.commands import apply_command
+from slipway_lease_broker.domain.commands import apply_permitted
 from slipway_lease_broker.domain.exchange import Answer, Submission
 from slipway_lease_broker.domain.ledger import Gang, Lease, Ledger
 from slipway_lease_broker.domain.ownership import may_act
@@ -66,8 +66,9 @@ async def submit(call: Call, body: GangBody) -> tuple[Answer, Sequence[Lease]]:
             raise problem(wrong_owner(f"gang {body.request_id}"))
         leases = granted_to(ledger.leases.values(), body)
         if not leases:
+            sender = call.sender()
             for command in wanted(body, call):
-                apply_command(ledger, command, now, call.sender(), traceparent=current_trace(), gang_id=body.request_id)
+                apply_permitted(ledger, command, now, sender, traceparent=current_trace(), gang_id=gang.id)
             await admission.decide_gang(gang.id)
             leases = granted_to([lease for decision in admission.decisions for lease in decision.granted], body)
         leases = await admission.confirm(leases)
