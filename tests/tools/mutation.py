@@ -174,13 +174,14 @@ def packages() -> Iterator[Path]:
 
 
 def stage(folder: Path, room: str, modules: Sequence[str]) -> None:
-    """Copy all packages side by side, and the tests, with the settings of mutmut."""
+    """Copy all packages side by side, the tests and the guides that they read, with the settings of mutmut."""
     names = []
     for source in packages():
         shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
         names.append(source.name)
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-    some = {"modules": modules, "others": [*names, "tests"], "tests": tests_of(room)}
+    shutil.copytree(ROOT / "docs" / "guides", folder / "docs" / "guides")
+    some = {"modules": modules, "others": [*names, "tests", "docs"], "tests": tests_of(room)}
     quoted = {name: ", ".join(f'"{path}"' for path in paths) for name, paths in some.items()}
     (folder / "pyproject.toml").write_text(SETTINGS.format(package=ROOMS[room][0], **quoted))
 

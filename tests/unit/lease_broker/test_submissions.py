@@ -1,7 +1,8 @@
 """Submitted lease commands: which are refused, what is answered, and the events that answer a repeated request."""
 
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import pytest
@@ -108,7 +109,6 @@ def test_a_new_request_is_not_answered_before_its_decision() -> None:
 
 
 HELD: Final = {"r1": Holding(since=NOW), "r2": Holding(since=NOW)}
-OVER: Final = {"ended_at": NOW, "units": 0}
 
 
 def own(units: int = 2, state: State = State.CONFIRMED, **changes: Any) -> Lease:
@@ -163,8 +163,24 @@ def submitted(
     return outcome
 
 
+Refused: TypeAlias = tuple[Sequence[Lease | Request], LeaseCommand, dict[str, Any], Kind | None, dict[str, Any]]
+GONE: Final = own(0, State.RELEASED, ended_at=NOW)  # ended by its hold
+
+
+def about_a_lease(command: Callable[..., LeaseCommand]) -> list[Refused]:
+    return [
+        ([own()], command(), {}, None, {}),
+        ([own()], command(), {"name": "root", "admin": True}, None, {}),
+        ([], command(), {}, Kind.UNKNOWN_LEASE, {}),
+        ([own()], command(), {"name": "ben"}, Kind.WRONG_OWNER, {}),
+        ([own()], command(2), {}, Kind.FENCED, {}),
+        ([own(state=State.LOST)], command(), {}, Kind.LEASE_ENDED, {"reason": "lost"}),
+        ([own(state=State.EXPIRED)], command(), {}, Kind.LEASE_ENDED, {"reason": "expired"}),
+    ]
+
+
 #        rows, command, sender, refusal (None: it is applied), facts for programs
-REFUSED: list[tuple[list[Lease | Request], LeaseCommand, dict[str, Any], Kind | None, dict[str, Any]]] = [
+REFUSED: list[Refused] = [
     ([], again(), {}, None, {}),
     ([], again(units=5, whole=True), {}, Kind.TOO_MANY_UNITS, {"units_max": 4}),
     ([own()], again(request_id="lost-l1"), {}, None, {}),
@@ -191,7 +207,7 @@ REFUSED: list[tuple[list[Lease | Request], LeaseCommand, dict[str, Any], Kind | 
     ),
     ([asked(0)], again(), {}, Kind.LEASE_ENDED, {"reason": "cancelled"}),
     ([asked(0), own()], again(), {}, None, {}),
-    ([asked(0), own(state=State.RELEASED, **OVER)], again(), {}, Kind.LEASE_ENDED, {"reason": "hold"}),
+    ([asked(0), GONE], again(), {}, Kind.LEASE_ENDED, {"reason": "hold"}),
     ([asked(0), own(state=State.LOST)], again(), {}, Kind.LEASE_ENDED, {"reason": "lost"}),
     ([asked(0), own(holders=HELD)], again(), {"holder": "r2"}, None, {}),
     ([asked(0), own(holders=HELD)], again(), {"holder": "r3", "join": True}, None, {}),
@@ -228,24 +244,12 @@ REFUSED: list[tuple[list[Lease | Request], LeaseCommand, dict[str, Any], Kind | 
     ([asked(0), own(holders=HELD)], cancel(), {"holder": "r1"}, None, {}),
     ([asked(0), own(state=State.EXPIRED, holders=HELD)], cancel(), {}, None, {}),
     # Commands about a lease.
-    *(
-        refused
-        for command in (confirm, renew, release)
-        for refused in (
-            ([own()], command(), {}, None, {}),
-            ([own()], command(), {"name": "root", "admin": True}, None, {}),
-            ([], command(), {}, Kind.UNKNOWN_LEASE, {}),
-            ([own()], command(), {"name": "ben"}, Kind.WRONG_OWNER, {}),
-            ([own()], command(2), {}, Kind.FENCED, {}),
-            ([own(state=State.LOST)], command(), {}, Kind.LEASE_ENDED, {"reason": "lost"}),
-            ([own(state=State.EXPIRED)], command(), {}, Kind.LEASE_ENDED, {"reason": "expired"}),
-        )
-    ),
-    *(
-        ([own(state=State.RELEASED, **OVER)], command(), {}, Kind.LEASE_ENDED, {"reason": "hold"})
-        for command in (confirm, renew)
-    ),
-    ([own(state=State.RELEASED, **OVER)], release(), {}, None, {}),  # repeated: it has been released
+    *about_a_lease(confirm),
+    *about_a_lease(renew),
+    *about_a_lease(release),
+    ([GONE], confirm(), {}, Kind.LEASE_ENDED, {"reason": "hold"}),
+    ([GONE], renew(), {}, Kind.LEASE_ENDED, {"reason": "hold"}),
+    ([GONE], release(), {}, None, {}),  # repeated: it has been released
     ([own(holders=HELD)], release(), {}, Kind.HOLDER_UNKNOWN, {"holders": ["r1", "r2"]}),
     ([own(holders=HELD)], renew(), {}, None, {}),
     ([own(holders=HELD)], release(), {"holder": "r1"}, None, {}),
@@ -254,7 +258,11 @@ REFUSED: list[tuple[list[Lease | Request], LeaseCommand, dict[str, Any], Kind | 
 
 @pytest.mark.parametrize(("rows", "command", "sender", "kind", "facts"), REFUSED)
 def test_a_command_is_refused_for_one_cause_and_changes_nothing(
-    rows: list[Lease | Request], command: LeaseCommand, sender: dict[str, Any], kind: Kind | None, facts: dict[str, Any]
+    rows: Sequence[Lease | Request],
+    command: LeaseCommand,
+    sender: dict[str, Any],
+    kind: Kind | None,
+    facts: dict[str, Any],
 ) -> None:
     ledger = ledger_of(*rows)
     before = (dict(ledger.pools), dict(ledger.leases), dict(ledger.requests))
@@ -325,8 +333,8 @@ ANSWERED: list[
     ([own(3)], release(), {"remaining": 0}, (3, 0), (0, State.RELEASED)),
     ([own(3)], release(), {"remaining": 3}, (0, 0), (3, State.CONFIRMED)),  # repeated
     ([own(3)], release(), {"remaining": 4}, (0, 0), (3, State.CONFIRMED)),
-    ([own(state=State.RELEASED, **OVER)], release(), {"remaining": 0}, (0, 0), (0, State.RELEASED)),
-    ([own(state=State.RELEASED, **OVER)], release(), {}, (0, 0), (0, State.RELEASED)),
+    ([GONE], release(), {"remaining": 0}, (0, 0), (0, State.RELEASED)),
+    ([GONE], release(), {}, (0, 0), (0, State.RELEASED)),
     ([asked()], cancel(), {}, (0, 2), None),
     ([asked(0), own()], cancel(), {}, (2, 0), None),
     ([asked(1), own(1)], cancel(), {}, (1, 1), None),
@@ -358,7 +366,7 @@ def test_the_answer_is_what_the_rows_say(
 
 def test_a_late_release_is_answered_once_with_its_evidence() -> None:
     """Its lease was ended by its hold."""
-    ledger = ledger_of(own(state=State.RELEASED, **OVER))
+    ledger = ledger_of(GONE)
     for _ in range(2):
         assert isinstance(submitted(ledger, release(throttled=True)), Answer)
     assert [entry.kind for entry in ledger.history] == ["reported-late", "throttled"]

@@ -111,7 +111,8 @@ def test_texts_of_providers_can_be_stored() -> None:
 
 def test_an_alert_for_each_problem() -> None:
     """Its key and command survive slashes, and its remedy is its cause."""
-    after = compared([finding("quota", "std", PROBLEM)], [identity("1", "2", about="arn:aws:iam::2:user/x")])
+    quota = msgspec.structs.replace(finding("quota", "std", PROBLEM), remedy="raise it")
+    after = compared([quota], [identity("1", "2", about="arn:aws:iam::2:user/x")])
     about: Any = {"kind": "account-check", "subject_kind": "account", "subject_id": "ci/aws"}
     assert alerts("ci/aws", after) == [
         AlertRaised(
@@ -145,7 +146,7 @@ def test_the_identity_of_a_credential() -> None:
 def test_unusable_settings_are_a_problem_of_their_launch_config() -> None:
     found = unusable("zone-a", "no image")
     assert (found.key, found.state) == (("launch-config", "zone-a"), PROBLEM)
-    assert (found.message, found.remedy != "") == ("its settings are unusable: no image", True)
+    assert (found.message, bool(found.remedy)) == ("its settings are unusable: no image", True)
 
 
 @pytest.mark.parametrize(
