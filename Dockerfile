@@ -23,6 +23,7 @@ RUN for extra in $EXTRAS; do \
         || exit 1; \
     done
 ARG SERVICE
+COPY libs/api libs/api
 COPY libs/common libs/common
 COPY libs/terraform libs/terraform
 COPY services/$SERVICE services/$SERVICE
@@ -30,7 +31,7 @@ COPY services/$SERVICE services/$SERVICE
 # no build arguments.
 RUN case " $EXTRAS " in *" terraform "*) ours=./libs/terraform ;; esac \
     && uv pip install --quiet --python "$PREFIX" --no-deps --no-index --no-sources \
-        ./libs/common ${ours:+"$ours"} "./services/$SERVICE" \
+        ./libs/api ./libs/common ${ours:+"$ours"} "./services/$SERVICE" \
     && ln -s "slipway-$SERVICE" "$PREFIX/bin/slipway-service" \
     && mkdir -p "owned/$SERVICE"
 

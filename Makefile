@@ -3,7 +3,7 @@
 PYTHON ?= python3
 UV_VERSION := 0.13.8
 MEMBERS := $(patsubst %/pyproject.toml,%,$(sort $(wildcard libs/*/pyproject.toml services/*/pyproject.toml)))
-DISTRIBUTIONS := slipway-common slipway-client slipway-local slipway-terraform \
+DISTRIBUTIONS := slipway-api slipway-common slipway-client slipway-local slipway-terraform \
 	slipway-provisioner slipway-weight-calculator slipway-lease-broker slipway-simulator slipway-monitor
 # Stamps: RUNTIME has what `make demo` and the command need, READY also what tests, checks and benchmarks need.
 RUNTIME := .venv/.ready
@@ -108,13 +108,14 @@ demo: $(if $(filter aws terraform,$(PROVIDER)),$(READY),$(RUNTIME)) $(if $(filte
 try-image: $(RUNTIME) ## A roll-out, a bad image and a rollback by commands on a simulated cloud: SEED=1 SPEED=40 FAULTS= MUTANT=
 	@$(RUN) -m $(BROKEN) slipway_local.demo.try_image
 
-check: $(READY) ## Structure and baselines of this project, ruff, mypy, import contracts
+check: $(READY) ## Structure and baselines of this project, ruff, mypy, import contracts, types of routes
 	@$(RUN) -m $(BROKEN) tests.tools.structure --findings
 	@$(RUN) -m $(BROKEN) generate.baseline check
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check --quiet .
 	.venv/bin/mypy libs services tests generate examples $(if $(wildcard bench/*.py),bench)
 	.venv/bin/lint-imports --no-logo
+	@$(RUN) -m $(BROKEN) tests.tools.routes
 
 test: $(READY) ## Everything that CI runs, by layers, with times: FAST=1 for the inner loop, LAYERS="unit contract" for some
 	@$(RUN) -m tests.tools.layers $(LAYERS)

@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+from fastapi import FastAPI
+
 from slipway_common.service import Service
 from slipway_lease_broker import main as lease_broker
 from slipway_lease_broker.boskos import openapi as boskos
@@ -18,10 +20,14 @@ NOWHERE: Final[dict[str, Any]] = {"database_url": "", "kafka": ""}
 
 def documents() -> dict[str, dict[str, Any]]:
     """Name of each API → its document."""
-    found = {service.name: service.app().openapi() for service in _services()}
-    found["lease-broker-boskos"] = boskos.document()
-    found["simulator"] = simulator.build(SimulatorSettings()).openapi()
-    return found
+    return {name: app.openapi() for name, app in apps().items()} | {"lease-broker-boskos": boskos.document()}
+
+
+def apps() -> dict[str, FastAPI]:
+    """Name of each service and of the simulator → its routes."""
+    return {service.name: service.app() for service in _services()} | {
+        "simulator": simulator.build(SimulatorSettings())
+    }
 
 
 def _services() -> list[Service]:

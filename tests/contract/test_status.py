@@ -140,7 +140,7 @@ async def test_positions_and_lag_with_and_without_the_broker() -> None:
 
     async def all_known() -> Any:
         answer = await status.read()
-        return all(row["end_offset"] is not None for row in answer["partitions"]) and answer
+        return all(row.end_offset is not None for row in answer.partitions) and answer
 
     up = await until(all_known, "the broker has answered in time")
     common = [
@@ -148,15 +148,15 @@ async def test_positions_and_lag_with_and_without_the_broker() -> None:
         {"topic": WORKER_LIFECYCLE.name, "partition": 1, "owned": False, "next_offset": None},
         {"topic": WORKER_LIFECYCLE.name, "partition": 3, "owned": True, "next_offset": 9},
     ]
-    assert down["partitions"] == [row | {"end_offset": None, "lag": None} for row in common]
+    assert msgspec.to_builtins(down.partitions) == [row | {"end_offset": None, "lag": None} for row in common]
     known = zip(common, ((10, 3), (4, None), (9, 0)), strict=True)
-    assert up["partitions"] == [row | {"end_offset": end, "lag": lag} for row, (end, lag) in known]
+    assert msgspec.to_builtins(up.partitions) == [row | {"end_offset": end, "lag": lag} for row, (end, lag) in known]
     stopped = STOPPED_PARTITION | {
         "topic": WORKER_LIFECYCLE.name,
         "partition": 1,
         "reason": "stored position 9 of cluster x",
     }
-    assert up["stopped_partitions"] == [stopped]
+    assert msgspec.to_builtins(up.stopped_partitions) == [stopped]
 
 
 async def test_stopped_partitions_are_adopted_with_a_right(tmp_path: Path) -> None:

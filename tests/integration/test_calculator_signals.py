@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from fastapi import FastAPI
 
+from slipway_api.http.service import Replayed
 from slipway_common.events.scopes import capacity_key, config_key
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE
@@ -49,7 +50,7 @@ async def test_dead_failures_count_as_folded(calculator: Calculator) -> None:
     _, outcome = await calculator.leadership.turn(
         calculator.database, how=lambda db: dead_letters.drop(db, consumer, 0, 0, "ops")
     )
-    assert outcome == dead_letters.Replayed(1, 0)
+    assert outcome == Replayed(1, 0)
     assert await folded(calculator) == 2
     assert calculator.work.world.rows[ZONE_B].launch.failed == 1
     assert (await calculator.journal())[-1].settled == [(WORKER_LIFECYCLE.name, 0, 1, 2)]
@@ -113,7 +114,7 @@ async def test_signals_count_until_they_expire(calculator: Calculator) -> None:
     await calculator.consume(signal(ttl_seconds=60.0))
     (record,) = await calculator.publish()
     assert (record.state, record.tripped_by) == ("tripped", "signal")
-    assert [live["target_id"] for live in await signals.live(calculator.database)] == ["zone-b"]
+    assert [live.target_id for live in await signals.live(calculator.database)] == ["zone-b"]
     await calculator.set_clock(61)
     (record,) = [r for r in await calculator.publish() if r.launch_config_id == "zone-b"]
     assert (record.state, record.signals) == ("healthy", ())
@@ -134,8 +135,8 @@ async def test_a_notice_is_a_signal_on_the_capacity_of_its_machine(calculator: C
         calculator.restart()
         await calculator.take_over()
     (live,) = await signals.live(calculator.database)
-    assert (live["source"], live["kind"], live["target_id"]) == ("provisioner", "spot_interruption", capacity)
-    assert live["configs"] == ("spot-1", "spot-2")
+    assert (live.source, live.kind, live.target_id) == ("provisioner", "spot_interruption", capacity)
+    assert live.configs == ("spot-1", "spot-2")
     await calculator.publish()
     rows = await weights.listed(calculator.database, None, None, archived=False)
     records = [msgspec.json.decode(row, type=WeightChanged) for row in rows]
@@ -152,7 +153,7 @@ async def test_a_signal_on_a_name_reaches_its_next_revision_after_a_restart(calc
     await calculator.take_over()
     await calculator.consume(declared("zone-x@2", image_revision="linux-2"))
     (live,) = await signals.live(calculator.database)
-    assert live["configs"] == ("zone-x@1", "zone-x@2")
+    assert live.configs == ("zone-x@1", "zone-x@2")
     tripped = {r.launch_config_id for r in await calculator.publish() if r.tripped_by == "signal"}
     assert "zone-x@2" in tripped
 
@@ -161,7 +162,7 @@ async def test_refused_signals_change_nothing_and_are_stored(calculator: Calcula
     before = await calculator.stored()
     await calculator.consume(signal(kind="gloomy"), signal(target_id="nowhere"))
     assert await calculator.stored() == before
-    reasons = [row["reason"].partition(":")[0] for row in await signals.refused(calculator.database)]
+    reasons = [row.reason.partition(":")[0] for row in await signals.refused(calculator.database)]
     assert reasons == ["unreached", "kind"]
     assert LAUNCH_CONFIG_SIGNAL.name in {r[0] for entry in await calculator.journal() for r in entry.taken}
 
@@ -174,8 +175,8 @@ async def test_a_signal_beyond_its_share_of_a_smaller_pool_is_dropped(calculator
     await calculator.consume(declared("zone-c", state="archived", revision=2))
     assert await signals.live(calculator.database) == []
     (refused,) = await signals.refused(calculator.database)
-    assert (refused["target_id"], refused["kind"]) == ("zone-a", "down")
-    assert refused["reason"].startswith("share: by now ")
+    assert (refused.target_id, refused.kind) == ("zone-a", "down")
+    assert refused.reason.startswith("share: by now ")
 
 
 async def test_published_weights_can_be_read(calculator: Calculator) -> None:

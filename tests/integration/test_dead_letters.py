@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import yaml
 
+from slipway_api.http.service import Replayed
 from slipway_common.base.clock import utc_now
 from slipway_common.base.errors import Transient
 from slipway_common.base.ids import hash_secret, new_id
@@ -17,7 +18,7 @@ from slipway_common.events.signal import SignalRaised
 from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE, Topic
 from slipway_common.messaging import consume, dead_letters
 from slipway_common.messaging.consume import Consumer
-from slipway_common.messaging.dead_letters import NotDead, Replayed
+from slipway_common.messaging.dead_letters import NotDead
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.records import Received, Record, Undecoded
 from slipway_common.service import Service, ServiceSettings

@@ -8,6 +8,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.structs import TopicPartition
 
+from slipway_api.http.service import Replayed
 from slipway_common.base.clock import utc_now
 from slipway_common.database.postgres import Connection
 from slipway_common.events.pool import DemandReported
@@ -197,13 +198,13 @@ async def test_dead_letters_are_settled_by_the_leader(place: Place) -> None:
             await active.settle(place.database, POOL_DEMAND.name, drop)
         await publish.send(report("w2", "a"), partition=1)
         await until_effects(place, 1)
-        assert await active.settle(place.database, WORKER_LIFECYCLE.name, drop) == dead_letters.Replayed(1, 0)
+        assert await active.settle(place.database, WORKER_LIFECYCLE.name, drop) == Replayed(1, 0)
         await publish.send(report("w1", "c"), partition=0)
         await until_effects(place, 3)
     assert await place.words("w1") == ["b", "c"]
 
 
-async def drop(db: Connection, consumer: Consumer) -> dead_letters.Replayed:
+async def drop(db: Connection, consumer: Consumer) -> Replayed:
     return await dead_letters.drop(db, consumer, 0, 0, "ops")
 
 

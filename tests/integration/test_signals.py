@@ -70,9 +70,9 @@ async def test_refused_signals_change_nothing(calculator: Calculator) -> None:
     assert await calculator.publish() == []
     assert counted() == refused + len(wrong)
     refused_ = await signals.refused(calculator.database)
-    reasons = [row["reason"].partition(":")[0] for row in refused_]
+    reasons = [row.reason.partition(":")[0] for row in refused_]
     assert reasons == ["value", "share", "expired", "unreached", "target", "kind"]
-    assert (refused_[-1]["source"], refused_[-1]["kind"], refused_[-1]["at"]) == ("page", "up", after(0))
+    assert (refused_[-1].source, refused_[-1].kind, refused_[-1].at) == ("page", "up", after(0))
 
 
 async def test_over_kafka(place: Place, postgres: EmbeddedPostgres) -> None:
@@ -123,7 +123,7 @@ async def test_over_kafka(place: Place, postgres: EmbeddedPostgres) -> None:
         assert {name: rows for name, rows in after_.items() if name != "signal"} == {
             name: rows for name, rows in before.items() if name != "signal"
         }
-        reasons = {row["reason"].partition(":")[0] for row in await signals.refused(calculator.database)}
+        reasons = {row.reason.partition(":")[0] for row in await signals.refused(calculator.database)}
         assert reasons == {"kind", "target", "expired", "share"}
         dead = await calculator.database.fetch("SELECT subject, state FROM dead_letter")
         assert [tuple(row) for row in dead] == [("config/zone-a", "dead")]
@@ -152,7 +152,7 @@ async def test_the_newest_refused_are_kept(calculator: Calculator) -> None:
         await calculator.consume(*(signal_event("up", target_id=f"c-{number}") for number in range(50)))
     refused_ = await signals.refused(calculator.database)
     assert len(refused_) == signals.REFUSED_MAX == 100
-    assert refused_[0]["target_id"] == "c-49"
+    assert refused_[0].target_id == "c-49"
 
 
 async def test_a_down_signal_raises_and_resolves_an_alert(calculator: Calculator) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 import slipway_weight_calculator
+from slipway_api.http.service import Replayed
 from slipway_common.database.postgres import Connection
 from slipway_common.database.retention import DAY_SECONDS
 from slipway_common.events.scopes import config_key
@@ -128,7 +129,7 @@ async def test_a_dead_letter_is_replayed_between_turns(calculator: Calculator) -
     consumer = Consumer("weight-calculator", WORKER_LIFECYCLE, calculator.work.handle)
     inside, go_on = asyncio.Event(), asyncio.Event()
 
-    async def drop(db: Connection) -> dead_letters.Replayed:
+    async def drop(db: Connection) -> Replayed:
         done = await dead_letters.drop(db, consumer, 0, 0, "ops")
         inside.set()
         await go_on.wait()
@@ -138,7 +139,7 @@ async def test_a_dead_letter_is_replayed_between_turns(calculator: Calculator) -
     await until(inside.is_set)
     later = asyncio.create_task(calculator.consume(failed(), subject="w1"))
     go_on.set()
-    assert (await replaying)[1] == dead_letters.Replayed(1, 0)
+    assert (await replaying)[1] == Replayed(1, 0)
     await later
     assert calculator.work.world.rows[config_key("zone-b")].launch.failed == 2
     assert await calculator.database.fetchval("SELECT count(*) FROM dead_letter") == 0

@@ -13,10 +13,10 @@ from typing import Any, Final, TypeVar
 import httpx2
 import msgspec
 
+from slipway_api.http.declaration import Change
 from slipway_common.base.ids import hash_secret, new_id
 from slipway_common.database import postgres
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.declaration.changes import Change
 from slipway_common.declaration.identity import canonical_body
 from slipway_common.declaration.models import LaunchConfig
 from slipway_common.events.lease import LeaseGranted, LeaseRequested

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import asdict, replace
 
+from slipway_api.http.service import ListedAlert
 from slipway_common.database.places import LAST_NUMBER
 from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
@@ -80,31 +81,6 @@ WHERE closed_at IS NULL AND subject_kind = $1 AND raised_at < slipway_clock() - 
 ORDER BY dedup_key LIMIT $3"""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Alert as people see it: the fields of its newest event, when it was raised and closed, and its silence."""
-
-    id: int
-    dedup_key: str
-    kind: str
-    subject_kind: str
-    subject_id: str
-    severity: str
-    summary: str
-    effect: str
-    doing: str
-    command: str
-    cause: str
-    since: datetime
-    evidence: tuple[str, ...]
-    console: tuple[str, ...]
-    raised_at: datetime
-    closed_at: datetime | None
-    resolution: str
-    silenced_until: datetime | None
-    silenced_by: str
-    silence_reason: str
-
-
 async def record(tx: Connection, events: Sequence[Any]) -> list[Any]:
     """Record the alerts among the events that a transaction publishes. Returns the events; those of alerts are whole:
     when the alert was raised, its revision, and in a resolution what was raised."""
@@ -161,7 +137,7 @@ async def fetch(
     until: datetime | None = None,
     after: int = LAST_NUMBER,
     limit: int,
-) -> list[Row]:
+) -> list[ListedAlert]:
     """Alerts, newest first: all, or those that are (not) open; of the closed ones those closed `since`, and of all
     those raised before `until`; from the one before the row `after`."""
     return [_row(row) for row in await db.fetch(SELECT, open_, since, until, after, limit)]
@@ -172,7 +148,7 @@ async def is_open(db: Connection, dedup_key: str) -> bool:
     return bool(await db.fetchval(IS_OPEN, dedup_key))
 
 
-async def silence(tx: Connection, dedup_key: str, *, until: datetime, by: str, reason: str) -> Row | None:
+async def silence(tx: Connection, dedup_key: str, *, until: datetime, by: str, reason: str) -> ListedAlert | None:
     """Silence an open alert until a time, or replace its silence; None if no alert is open under this key. A notice
     that becomes a page is silent no more."""
     row = await tx.fetchrow(SILENCE, dedup_key, until, by, reason)
@@ -223,9 +199,9 @@ def _body(event: AlertRaised) -> str:
     return msgspec.json.encode(event).decode()
 
 
-def _row(row: Any) -> Row:
+def _row(row: Any) -> ListedAlert:
     alert = BODY.decode(row["body"])
-    return Row(
+    return ListedAlert(
         **{name: row[name] for name in dict(row) if name != "body"},
         **{name: getattr(alert, name) for name in ("summary", "effect", "doing", "command", "cause")},
         since=alert.since or row["raised_at"],

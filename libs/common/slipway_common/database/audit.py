@@ -9,9 +9,9 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Final
 
-import msgspec
 from sqlalchemy import Integer, MetaData, Text, bindparam, insert, select
 
+from slipway_api.http.service import AuditEntry
 from slipway_common.base.audited import AuditedChange, AuditedKind
 from slipway_common.database import tables
 from slipway_common.database.places import LAST_NUMBER
@@ -20,22 +20,6 @@ from slipway_common.database.sql import Statement, beyond, given, matches, not_b
 
 CHUNK_ROWS: Final = 100
 _origin: ContextVar[str] = ContextVar("origin", default="")
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Row of the audit: who changed what, by which action and why, and the address that the request came from."""
-
-    id: int
-    at: datetime
-    by: str
-    origin: str
-    action: str
-    reason: str
-    kind: str
-    subject_id: str
-    result: str
-    before: dict[str, Any] | None
-    after: dict[str, Any] | None
 
 
 AUDIT: Final = tables.audit(MetaData())
@@ -49,7 +33,7 @@ RECORD: Final = Statement(
     )
 )
 SELECT: Final = Statement(
-    select(*(A[name] for name in Entry.__struct_fields__))
+    select(*(A[name] for name in AuditEntry.__struct_fields__))
     .where(
         matches(A.kind, "kind"),
         matches(A.subject_id, "subject_id"),
@@ -104,7 +88,7 @@ async def fetch(
     since: datetime | None = None,
     after: int = LAST_NUMBER,
     limit: int,
-) -> list[Entry]:
+) -> list[AuditEntry]:
     """Newest changes first, of all things or of those that match, from the one before the row `after`."""
     arguments = SELECT.arguments(kind=kind, subject_id=subject_id, by=by, since=since, after=after, limit=limit)
-    return [Entry(**row) for row in await db.fetch(SELECT.text, *arguments)]
+    return [AuditEntry(**row) for row in await db.fetch(SELECT.text, *arguments)]

@@ -6,6 +6,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from slipway_api.http.declaration import Change
+
 Result = Literal["created", "updated", "reactivated", "archived", "unchanged"]
 ARCHIVED_SHARE_MAX: Final = 0.25
 """Share of a pool's active launch configs that a declaration may archive without confirmation."""
@@ -17,16 +19,6 @@ DIGEST_CHARACTERS: Final = 12
 DANGERS_MAX: Final = 100
 CHANGES_MAX: Final = 10_000
 """Changes that an answer lists. It counts the others, and its digest covers them."""
-
-
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a declared object: `kind` is account, worker pool, launch config or lease pool. `detail` lists the
-    fields that change."""
-
-    kind: str
-    id: str
-    result: Result
-    detail: str = ""
 
 
 class Danger(msgspec.Struct, frozen=True):

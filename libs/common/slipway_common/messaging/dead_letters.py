@@ -5,11 +5,11 @@ locked meanwhile, so that no event is parked behind a dead one while that is rep
 """
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
+from slipway_api.http.service import DeadLetter, DeadLetterContent, Replayed
 from slipway_common.base.audited import AuditedKind
 from slipway_common.database import audit
 from slipway_common.database.places import Number, Text
@@ -33,38 +33,6 @@ SELECT * FROM dead_letter WHERE topic = $1 AND subject = $2 ORDER BY partition, 
 DELETE: Final = 'DELETE FROM dead_letter WHERE topic = $1 AND partition = $2 AND "offset" = $3'
 FAILED: Final = """
 UPDATE dead_letter SET state = 'dead', reason = $4 WHERE topic = $1 AND partition = $2 AND "offset" = $3"""
-
-
-class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A record that was not applied; a `parked` one waits behind a `dead` one of its subject. An `undecoded` one is a
-    whole record batch."""
-
-    topic: str
-    partition: int
-    offset: int
-    subject: str
-    state: str
-    reason: str
-    record_at: datetime
-    at: datetime
-    undecoded: bool = False
-
-
-class DeadLetterContent(DeadLetter, frozen=True, kw_only=True):
-    """A dead letter with the bytes of its key, its value and the values of its headers, in hexadecimal. A third text of
-    a header is its name, if that is no text."""
-
-    key: str | None
-    value: str | None
-    headers: list[list[str | None]]
-
-
-class Replayed(msgspec.Struct, frozen=True):
-    """Result of a replay: records applied, records remaining, and why the first of those failed."""
-
-    applied: int
-    remaining: int
-    reason: str = ""
 
 
 class NotDead(Exception):

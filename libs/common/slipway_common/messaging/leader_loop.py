@@ -16,6 +16,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.commit import OffsetCommitRequest
 
+from slipway_api.http.service import LeaderStatus
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.errors import Transient
 from slipway_common.database import outage
@@ -24,7 +25,7 @@ from slipway_common.events.topics import group
 from slipway_common.messaging import kafka, leadership
 from slipway_common.messaging.clients import Kafka, client_options
 from slipway_common.messaging.consume import Consumer, Owned, Place, Portion, reread_all
-from slipway_common.messaging.leadership import Leadership, LeadershipLost, LeaderStatus, Work
+from slipway_common.messaging.leadership import Leadership, LeadershipLost, Work
 from slipway_common.messaging.partitions import Partitions, closed, cluster_of, partitions_of, was_cancelled
 from slipway_common.observability.telemetry import logger
 

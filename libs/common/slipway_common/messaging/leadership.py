@@ -9,12 +9,12 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from datetime import datetime
 from math import inf
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
+from slipway_api.http.service import LeaderStatus
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.errors import Transient
 from slipway_common.database.postgres import Connection, Database, is_infrastructure
@@ -51,15 +51,6 @@ class Turn(msgspec.Struct, frozen=True):
     at: float
     until: float
     behind: bool = False
-
-
-class LeaderStatus(msgspec.Struct, frozen=True):
-    """The current leader and its epoch, as this process last saw them. `role` is that of this process."""
-
-    role: Literal["leader", "standby"]
-    instance: str
-    epoch: int
-    since: datetime | None
 
 
 class LeadershipLost(Exception):

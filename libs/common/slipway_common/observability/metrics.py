@@ -570,6 +570,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         help="Loop steps that failed",
     ),
     Metric(
+        name="slipway_unknown_fields_total",
+        kind="counter",
+        services=EVERY,
+        labels=("type",),
+        help="Fields of reports over HTTP that this version does not know and ignores",
+    ),
+    Metric(
         name="slipway_pruned_rows_total",
         kind="counter",
         services=EVERY,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from slipway_api.problems import InvalidPart
 from slipway_common.declaration.changes import CHANGES_MAX, ConfirmationRequired, OwnedByAnother
 from slipway_common.declaration.strict_yaml import Invalid
 from slipway_common.web.problem import Problem
@@ -30,7 +31,9 @@ def invalid_declaration(error: Invalid) -> Problem:
     the first one in words."""
     more = len(error.problems) - 1 + error.more
     detail = f"{error.problems[0]}" + (f"; and {more:,} more" if more else "")
-    errors = [msgspec.to_builtins(problem) for problem in error.problems]
+    errors = [
+        InvalidPart(document=problem.document, path=problem.path, reason=problem.reason) for problem in error.problems
+    ]
     return Problem(422, "invalid-declaration", "The declaration is not valid", detail, errors=errors)
 
 
@@ -54,8 +57,8 @@ def confirmation_required(error: ConfirmationRequired) -> Problem:
         "The changes need a confirmation",
         f"{error}; repeat the request with confirm={error.digest} to make them",
         digest=error.digest,
-        dangers=error.dangers,
-        items=[msgspec.to_builtins(change) for change in error.changes[:CHANGES_MAX]],
+        dangers=list(error.dangers),
+        items=list(error.changes[:CHANGES_MAX]),
         more=len(error.changes[CHANGES_MAX:]),
     )
 

@@ -2,32 +2,32 @@
 
 Summaries are what docstrings begin with, up to the first comma, semicolon, colon or stop. Refusals are problems
 (RFC 9457) and not FastAPI's validation errors.
+
+The types of all routes make one set of schemas, by one call: of types of one name in calls of their own, one would
+replace the other. A field is described by the text that follows it in its type.
 """
 
+import ast
+import inspect
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from itertools import pairwise
+from typing import Any, Final, get_args, get_origin
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from msgspec.inspect import DictType, ListType, Metadata, StructType, Type, UnionType, VarTupleType, multi_type_info
 from pydantic import TypeAdapter
 
+from slipway_api.problems import Problem
 from slipway_common.web.access import declared
+from slipway_common.web.problem import MEDIA_TYPE
+from slipway_common.web.router import TypedRoute, typed_routes
 
 REFERENCE: Final = "#/components/schemas/"
-PROBLEM: Final = {
-    "type": "object",
-    "title": "Problem",
-    "description": "An error (RFC 9457). `type` is stable; other fields depend on it.",
-    "required": ["type", "title", "status", "detail"],
-    "properties": {
-        "type": {"type": "string", "format": "uri"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-    },
-}
 REFUSALS: Final = {
     "401": "The token is missing or unknown.",
     "403": "The token lacks a scope.",
@@ -41,6 +41,7 @@ MEDIA_TYPES: Final = {
     "lines": "application/x-ndjson",
     "cloudevent": "application/cloudevents+json",
 }
+DESCRIPTIONS: Final = {200: "Successful Response", 202: "The request is accepted.", 204: "There is nothing to answer."}
 NOT_MODIFIED: Final = {"description": "The answer is the one that `If-None-Match` names."}
 IF_NONE_MATCH: Final = {
     "name": "If-None-Match",
@@ -87,10 +88,13 @@ def document(app: FastAPI) -> dict[str, Any]:
     for _, _, access in declared(app):
         if access.schemes:
             found["components"].setdefault("securitySchemes", {}).update(access.schemes)
+    routes = {(route.method.lower(), route.path): route for route in typed_routes(app) if route.shown}
+    types, components = _schemas([*(type_ for route in routes.values() for type_ in route.types), Problem])
     for path, operations in found["paths"].items():
         for method, operation in operations.items():
             operation["security"] = list(security[method, path])
             operation["summary"] = summary(operation.get("description", ""))
+            _document_types(operation, routes[method, path], types)
             _document_answers(operation)
             if method == "get" and MEDIA_TYPES["json"] in operation["responses"].get("200", {}).get("content", {}):
                 operation["responses"]["304"] = NOT_MODIFIED
@@ -99,7 +103,7 @@ def document(app: FastAPI) -> dict[str, Any]:
                 schemas |= content["schema"].pop("$defs", {})
     for name in OF_FASTAPI:
         schemas.pop(name, None)
-    schemas["Problem"] = PROBLEM
+    schemas |= components
     found["components"]["schemas"] = dict(sorted(schemas.items()))
     return found
 
@@ -112,10 +116,75 @@ def _document_answers(operation: dict[str, Any]) -> None:
         statuses.add("404")
     if "parameters" in operation or "requestBody" in operation:
         statuses.add("422")
-    content = {"application/problem+json": {"schema": {"$ref": f"{REFERENCE}Problem"}}}
+    content = {MEDIA_TYPE: {"schema": {"$ref": f"{REFERENCE}Problem"}}}
     refusals = {status: {"description": REFUSALS[status], "content": content} for status in sorted(statuses)}
     answers = {status: answer for status, answer in operation["responses"].items() if status < "4"}
     for status, answer in answers.items():
         if status != "204":
             answer.setdefault("content", {"application/json": {"schema": {}}})
     operation["responses"] = answers | refusals
+
+
+def _document_types(operation: dict[str, Any], route: TypedRoute, schema_of: Mapping[Any, dict[str, Any]]) -> None:
+    """Add the types of a route to its operation."""
+    if route.body is not None:
+        content = {MEDIA_TYPES["json"]: {"schema": schema_of[route.body]}}
+        operation["requestBody"] = {"required": True, "content": content}
+    if isinstance(route.answers, dict):
+        documented = operation["responses"]
+        for status, type_ in route.answers.items():
+            description = documented.get(str(status), {}).get("description") or DESCRIPTIONS[status]
+            documented[str(status)] = {"description": description}
+            if type_ is not None:
+                documented[str(status)]["content"] = {MEDIA_TYPES["json"]: {"schema": schema_of[type_]}}
+
+
+def _schemas(types: Iterable[Any]) -> tuple[dict[Any, dict[str, Any]], dict[str, Any]]:
+    """Schema of each type, and the parts that they refer to."""
+    distinct = list(dict.fromkeys(types))
+    found, parts = msgspec.json.schema_components(distinct, ref_template=f"{REFERENCE}{{name}}")
+    for struct in _structs(multi_type_info(distinct)):
+        class_ = get_origin(struct.cls) or struct.cls
+        # That of a generic type is Page_Worker_.
+        name = class_.__name__ + "".join(f"_{part.__name__}_" for part in get_args(struct.cls))
+        schema = parts[name]
+        if "description" in schema:
+            schema["description"] = inspect.cleandoc(schema["description"])
+        for field in struct.fields:
+            if text := _field_texts(class_).get(field.name):
+                schema["properties"][field.encode_name].setdefault("description", text)
+    return dict(zip(distinct, found, strict=True)), parts
+
+
+def _structs(types: Iterable[Type]) -> Iterator[StructType]:
+    """The Structs of some types and of all parts of them, each once."""
+    waiting, seen = list(types), set[int]()
+    while waiting:
+        match kind := waiting.pop():
+            case StructType() if id(kind) not in seen:
+                seen.add(id(kind))
+                waiting += [field.type for field in kind.fields]
+                yield kind
+            case UnionType():
+                waiting += kind.types
+            case ListType() | VarTupleType():
+                waiting.append(kind.item_type)
+            case DictType():
+                waiting.append(kind.value_type)
+            case Metadata():
+                waiting.append(kind.type)
+
+
+@cache
+def _field_texts(struct: type[Any]) -> dict[str, str]:
+    """Texts that follow the fields of a type and of its bases."""
+    found: dict[str, str] = {}
+    for class_ in reversed(struct.__mro__):
+        if issubclass(class_, msgspec.Struct) and class_ is not msgspec.Struct:
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(class_))).body
+            assert isinstance(definition, ast.ClassDef)
+            for field, text in pairwise(definition.body):
+                match field, text:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
+                        found[name] = " ".join(said.split())
+    return found

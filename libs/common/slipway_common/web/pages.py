@@ -6,17 +6,19 @@ import binascii
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, overload
 
 import msgspec
 from fastapi import Query
-from starlette.responses import Response
 
+from slipway_api.http.pages import Page
+from slipway_common.web.answers import Answer
 from slipway_common.web.problem import Problem
 
 LIMIT_MAX: Final = 1_000
 YEARS: Final = range(1970, 9999)
 T = TypeVar("T")
+Shown = TypeVar("Shown")
 P = TypeVar("P", bound=tuple[Any, ...])
 
 Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="Maximum number of items of a page.")]
@@ -45,13 +47,21 @@ def _invalid() -> Problem:
     return Problem(422, "invalid-cursor", "The cursor is invalid", detail)
 
 
+@overload
+def page(rows: Sequence[T], limit: int, place: Callable[[T], tuple[Any, ...]]) -> Answer[Page[T]]: ...
+@overload
 def page(
-    rows: Sequence[T], limit: int, place: Callable[[T], tuple[Any, ...]], shown: Callable[[T], Any] = lambda row: row
-) -> Response:
-    """Answer of a list: `items`, at most `limit` of them, and `next`, the cursor of the page that follows; null after
-    the last one. `rows` are read with `limit` + 1, so that the last page is known as such."""
+    rows: Sequence[T], limit: int, place: Callable[[T], tuple[Any, ...]], shown: Callable[[T], Shown]
+) -> Answer[Page[Shown]]: ...
+def page(
+    rows: Sequence[Any],
+    limit: int,
+    place: Callable[[Any], tuple[Any, ...]],
+    shown: Callable[[Any], Any] = lambda row: row,
+) -> Answer[Any]:
+    """Answer of a list: at most `limit` items, and the cursor of the page that follows. `rows` are read with `limit` +
+    1, so that the last page is known as such."""
     items = rows[:limit]
     next_ = msgspec.json.encode(place(items[-1])) if len(rows) > limit else None
     cursor = None if next_ is None else urlsafe_b64encode(next_).rstrip(b"=").decode()
-    body = {"items": [shown(row) for row in items], "next": cursor}
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    return Answer(Page(items=[shown(row) for row in items], next=cursor))

@@ -3,17 +3,21 @@
 from typing import Any, Final
 
 import asyncpg
+import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
+from slipway_api import problems
 from slipway_common.base.errors import Transient
+from slipway_common.base.ids import new_id
 from slipway_common.database import outage
 from slipway_common.database.postgres import is_infrastructure
 from slipway_common.observability.telemetry import logger
 
 LOG = logger(__name__)
+MEDIA_TYPE: Final = "application/problem+json"
 BODY_BYTES_MAX: Final = 1_000_000
 # Raised for text that JSON allows but no column can store.
 BY_VALIDATOR: Final = "Value error, "
@@ -22,18 +26,21 @@ UNSTORABLE: Final = (asyncpg.CharacterNotInRepertoireError, asyncpg.Untranslatab
 
 
 class Problem(Exception):
-    """An HTTP error with a stable `slug` (last part of `type`), a detail for people, and extra fields for programs."""
+    """An HTTP error with a stable `slug` (last part of `type`), a detail for people, and further fields of
+    problems.Problem for programs."""
 
     def __init__(self, status: int, slug: str, title: str, detail: str = "", **extra: Any) -> None:
         super().__init__(f"{title}: {detail}" if detail else title)
         self.status = status
         self.slug = slug
-        self.body = {"type": f"urn:slipway:problem:{slug}", "title": title, "status": status, "detail": detail} | extra
+        self.body = problems.Problem(
+            type=problems.PREFIX + slug, title=title, status=status, detail=detail, request_id=new_id(), **extra
+        )
 
 
-def _answer(problem: Problem) -> JSONResponse:
+def _answer(problem: Problem) -> Response:
     headers = {"Retry-After": "1"} if problem.status == 503 else {}
-    return JSONResponse(problem.body, problem.status, headers, media_type="application/problem+json")
+    return Response(msgspec.json.encode(problem.body), problem.status, headers, media_type=MEDIA_TYPE)
 
 
 class BodyLimit:
@@ -83,25 +90,27 @@ def install(app: FastAPI) -> None:
     app.add_middleware(BodyLimit)
 
     @app.exception_handler(Problem)
-    async def _(_: Request, problem: Problem) -> JSONResponse:
+    async def _(_: Request, problem: Problem) -> Response:
         return _answer(problem)
 
     @app.exception_handler(HTTPException)
-    async def _(_: Request, error: HTTPException) -> JSONResponse:
+    async def _(_: Request, error: HTTPException) -> Response:
         slug = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "http")
         hint = "no such route; an id in a path is percent-encoded: write %2F for /" if error.status_code == 404 else ""
         return _answer(Problem(error.status_code, slug, str(error.detail), hint))
 
     @app.exception_handler(RequestValidationError)
-    async def _(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def _(_: Request, error: RequestValidationError) -> Response:
         errors = [
-            {"where": "/".join(map(str, problem["loc"])), "reason": problem["msg"].removeprefix(BY_VALIDATOR)}
+            problems.InvalidPart(
+                where="/".join(map(str, problem["loc"])), reason=problem["msg"].removeprefix(BY_VALIDATOR)
+            )
             for problem in error.errors()
         ]
-        first = f"{errors[0]['where']}: {errors[0]['reason']}" if errors else ""
+        first = f"{errors[0].where}: {errors[0].reason}" if errors else ""
         return _answer(Problem(422, "invalid-request", "The request is not valid", first, errors=errors))
 
-    async def failed(_: Request, error: Exception) -> JSONResponse:
+    async def failed(_: Request, error: Exception) -> Response:
         # The driver's error for a value that no column can store is also a ValueError.
         by_driver = isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError)
         if by_driver or isinstance(error, UNSTORABLE):
@@ -111,8 +120,9 @@ def install(app: FastAPI) -> None:
             outage.warn(LOG, "request failed: infrastructure unavailable", error)
             detail = "the database or the broker is unavailable; nothing was changed, retry the request"
             return _answer(Problem(503, "unavailable", "Temporarily unavailable", detail))
-        LOG.error("request failed", exc_info=error)
-        return _answer(Problem(500, "internal", "Internal error", "see the service's log"))
+        problem = Problem(500, "internal", "Internal error", "the service's log has the cause, under this request_id")
+        LOG.error("request failed", request_id=problem.body.request_id, exc_info=error)
+        return _answer(problem)
 
     # The server adds a traceback to every error that only the last of these covers.
     for kind in (*UNSTORABLE, OSError, asyncpg.PostgresError, asyncpg.InterfaceError, Transient, Exception):

@@ -2,14 +2,31 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import msgspec
-from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi import Depends, Query, Request
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from slipway_api.http.pages import Items, Page
+from slipway_api.http.service import (
+    Adoption,
+    AdoptionOfAll,
+    AuditEntry,
+    DeadLetter,
+    DeadLetterContent,
+    DeadLetterReference,
+    ListedAlert,
+    Position,
+    Readiness,
+    Replayed,
+    Restore,
+    Restored,
+    ServiceStatus,
+    Silence,
+    StoppedPartition,
+)
 from slipway_common.base.audited import AuditedKind
 from slipway_common.base.redaction import described
 from slipway_common.database import alerts, audit
@@ -22,77 +39,73 @@ from slipway_common.messaging.partitions import Partitions
 from slipway_common.messaging.records import BIGINT_MAX
 from slipway_common.web import pages
 from slipway_common.web.access import READ, READ_SETTINGS, Needs, Open
+from slipway_common.web.answers import Answer, Unavailable, Untyped
+from slipway_common.web.bodies import Body
 from slipway_common.web.moment import Moment
 from slipway_common.web.problem import Problem
+from slipway_common.web.router import Router
 from slipway_common.web.runtime import Runtime, database, runtime_of, wake
 from slipway_common.web.status import Status, stopped_partitions
-from slipway_common.web.text import Name, Reason
+from slipway_common.web.text import Name
 
 Partition = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Offset = Annotated[int, Field(ge=0, le=BIGINT_MAX)]
 
-health = APIRouter(include_in_schema=False, dependencies=[Depends(Open("probes and scrapers have no token"))])
+health = Router(include_in_schema=False, dependencies=[Depends(Open("probes and scrapers have no token"))])
 
 
 @health.get("/livez")
-async def livez() -> PlainTextResponse:
+async def livez() -> Annotated[PlainTextResponse, Untyped("text, of which probes read the status alone")]:
     return PlainTextResponse("ok")
 
 
 @health.get("/readyz")
-async def readyz(runtime: Annotated[Runtime, Depends(runtime_of)]) -> JSONResponse:
+async def readyz(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Answer[Readiness] | Unavailable[Readiness]:
     reasons = runtime.unready()
     if runtime.database is not None and not reasons:
         try:
             await asyncio.wait_for(runtime.database.fetchval("SELECT 1"), 2)
         except Exception as error:
             reasons.append(f"database: {described(error)}")
-    return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+    readiness = Readiness(ready=not reasons, reasons=reasons)
+    return Unavailable(readiness) if reasons else Answer(readiness)
 
 
 @health.get("/metrics")
-async def metrics() -> PlainTextResponse:
+async def metrics() -> Annotated[PlainTextResponse, Untyped("text in the format of Prometheus")]:
     return PlainTextResponse(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
 
-about = APIRouter(tags=["status"])
+about = Router(tags=["status"])
 
 
 @about.get("/status", dependencies=[READ])
-async def get_status(request: Request) -> Response:
+async def get_status(request: Request) -> Answer[ServiceStatus]:
     """Return readiness, clocks, schema, positions and lag of this process; within a second, even in an outage."""
     status: Status = request.app.state.status
-    return _json(await status.read())
+    return Answer(await status.read())
 
 
-class Restored(BaseModel):
-    """The reason why a person wants a new incarnation of the database."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    reason: Reason
-
-
-restores = APIRouter(prefix="/restored", tags=["restores"])
+restores = Router(prefix="/restored", tags=["restores"])
 
 
 @restores.post("")
 async def restored(
     request: Request,
-    body: Restored,
+    body: Body[Restore],
     by: Annotated[str, Depends(Needs("restores:write"))],
     db: Annotated[Database, Depends(database)],
-) -> dict[str, Any]:
+) -> Answer[Restored]:
     """Record that the database was restored or has lost commits. Its events continue under a new incarnation."""
     async with db.acquire() as connection, connection.transaction():
         await incarnation.request(connection, body.reason, request.app.state.renewed, by=by)
         service = request.app.state.status.itself["service"]
         await audit.record_command(connection, AuditedKind.DATABASE, service, "restored", by=by, reason=body.reason)
     wake(request)
-    return {"restored": True}
+    return Answer(Restored())
 
 
-audits = APIRouter(prefix="/audit", tags=["audit"])
+audits = Router(prefix="/audit", tags=["audit"])
 
 
 @audits.get("", dependencies=[READ])
@@ -104,7 +117,7 @@ async def list_audit(
     since: Moment | None = None,
     limit: pages.Limit = 100,
     cursor: pages.Cursor = None,
-) -> Response:
+) -> Answer[Page[AuditEntry]]:
     """List the writes of people and pipelines, newest first: at, by (name of the token), origin (address), action,
     reason, kind, subject_id, result, and the fields that changed `before` and `after`, of settings their digests."""
     (after,) = pages.after(cursor, NEWEST)
@@ -112,17 +125,7 @@ async def list_audit(
     return pages.page(rows, limit, lambda row: Newest(row.id))
 
 
-raised = APIRouter(prefix="/alerts", tags=["alerts"])
-
-
-class Silence(BaseModel):
-    """The alert to silence, until when, and why."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    dedup_key: str = Field(min_length=1, max_length=600)
-    until: Moment
-    reason: Reason
+raised = Router(prefix="/alerts", tags=["alerts"])
 
 
 @raised.get("", dependencies=[READ])
@@ -133,7 +136,7 @@ async def list_alerts(
     until: Annotated[Moment | None, Query(description="Alerts raised before this time.")] = None,
     limit: pages.Limit = 100,
     cursor: pages.Cursor = None,
-) -> Response:
+) -> Answer[Page[ListedAlert]]:
     """List the alerts that this service has raised, newest first. Closed ones are kept for 90 days."""
     (after,) = pages.after(cursor, NEWEST)
     rows = await alerts.fetch(database, open_=open_, since=since, until=until, after=after, limit=limit + 1)
@@ -142,10 +145,10 @@ async def list_alerts(
 
 @raised.post("/silence")
 async def silence_alert(
-    body: Silence,
+    body: Body[Silence],
     by: Annotated[str, Depends(Needs("alerts:write"))],
     database: Annotated[Database, Depends(database)],
-) -> Response:
+) -> Answer[ListedAlert]:
     """Silence an open alert: until then no one has to be notified of it. It stays open, and is listed."""
     async with database.acquire() as db, db.transaction():
         row = await alerts.silence(db, body.dedup_key, until=body.until, by=by, reason=body.reason)
@@ -155,20 +158,12 @@ async def silence_alert(
         await audit.record_command(
             db, AuditedKind.ALERT, body.dedup_key, "silence", by=by, reason=body.reason, until=body.until
         )
-    return _json(row)
+    return Answer(row)
 
 
-class Letter(BaseModel):
-    """Topic, partition and offset of a dead letter."""
-
-    topic: Name
-    partition: Partition
-    offset: Offset
-
-
-letters = APIRouter(prefix="/dead-letters", tags=["dead letters"])
+letters = Router(prefix="/dead-letters", tags=["dead letters"])
 Settler = Annotated[str, Depends(Needs("dead-letters:write"))]
-Settle = Callable[[Any, Consumer, int, int, str], Awaitable[dead_letters.Replayed]]
+Settle = Callable[[Any, Consumer, int, int, str], Awaitable[Replayed]]
 
 
 @letters.get("", dependencies=[READ])
@@ -177,7 +172,7 @@ async def list_dead_letters(
     topic: Name | None = None,
     limit: pages.Limit = 100,
     cursor: pages.Cursor = None,
-) -> Response:
+) -> Answer[Page[DeadLetter]]:
     """List dead letters, of all topics or of one."""
     after = pages.after(cursor, dead_letters.FIRST)
     rows = await dead_letters.fetch(database, topic=topic, after=after, limit=limit + 1)
@@ -187,35 +182,43 @@ async def list_dead_letters(
 @letters.get("/{topic}/{partition}/{offset}", dependencies=[READ_SETTINGS])
 async def get_dead_letter(
     database: Annotated[Database, Depends(database)], topic: Name, partition: Partition, offset: Offset
-) -> Response:
+) -> Answer[DeadLetterContent]:
     """Return a dead letter with its bytes."""
     try:
-        return _json(await dead_letters.find(database, topic, partition, offset))
+        return Answer(await dead_letters.find(database, topic, partition, offset))
     except dead_letters.NotDead as error:
         raise _not_dead(error) from error
 
 
 @letters.post("/replay")
 async def replay_dead_letter(
-    request: Request, by: Settler, database: Annotated[Database, Depends(database)], letter: Letter
-) -> Response:
+    request: Request,
+    by: Settler,
+    database: Annotated[Database, Depends(database)],
+    letter: Body[DeadLetterReference],
+) -> Answer[Replayed]:
     """Replay a dead letter, and on ordered topics the records parked behind it."""
     return await _settle(request, database, letter, dead_letters.replay, by)
 
 
 @letters.post("/drop")
 async def drop_dead_letter(
-    request: Request, by: Settler, database: Annotated[Database, Depends(database)], letter: Letter
-) -> Response:
+    request: Request,
+    by: Settler,
+    database: Annotated[Database, Depends(database)],
+    letter: Body[DeadLetterReference],
+) -> Answer[Replayed]:
     """Delete a dead letter, and apply the records parked behind it."""
     return await _settle(request, database, letter, dead_letters.drop, by)
 
 
-async def _settle(request: Request, database: Database, letter: Letter, settle: Settle, by: str) -> Response:
+async def _settle(
+    request: Request, database: Database, letter: DeadLetterReference, settle: Settle, by: str
+) -> Answer[Replayed]:
     consumer = request.app.state.consumers.get(letter.topic)
     leader_loop = runtime_of(request).leader_loop
 
-    async def settled(db: Connection, consumer: Consumer) -> dead_letters.Replayed:
+    async def settled(db: Connection, consumer: Consumer) -> Replayed:
         return await settle(db, consumer, letter.partition, letter.offset, by)
 
     try:
@@ -231,51 +234,31 @@ async def _settle(request: Request, database: Database, letter: Letter, settle: 
     except NotLeader as error:
         raise Problem(409, "not-leader", "This instance is on standby", f"{error}; send the request there") from error
     wake(request)
-    return _json(outcome)
+    return Answer(outcome)
 
 
 def _not_dead(error: dead_letters.NotDead) -> Problem:
     return Problem(404, "not-dead", "No such dead letter", f"{error}; see `slipway dlq ls`")
 
 
-def _json(body: Any) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
-
-
-class Adoption(BaseModel):
-    """A stopped partition, and the end of the log to resume it from."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    topic: Name
-    partition: Partition
-    at: Literal["begin", "end"]
-
-
-class AdoptionOfAll(BaseModel):
-    """The end of the log to resume every stopped partition from."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    at: Literal["begin", "end"]
-
-
 Adopter = Annotated[str, Depends(Needs("positions:write"))]
-positions = APIRouter(prefix="/positions", tags=["positions"])
+positions = Router(prefix="/positions", tags=["positions"])
 
 
 @positions.get("/stopped", dependencies=[READ])
-async def list_stopped(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Response:
+async def list_stopped(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Answer[Items[StoppedPartition]]:
     """List partitions that only an operator can resume, with the reason."""
-    return _json({"items": stopped_partitions(runtime)})
+    return Answer(Items(items=stopped_partitions(runtime)))
 
 
 @positions.post("/adopt")
-async def adopt_position(by: Adopter, runtime: Annotated[Runtime, Depends(runtime_of)], wanted: Adoption) -> Response:
+async def adopt_position(
+    by: Adopter, runtime: Annotated[Runtime, Depends(runtime_of)], wanted: Body[Adoption]
+) -> Answer[Position]:
     """Set a new position for a stopped partition; consumption resumes within seconds."""
     for reading in runtime.readings():
         if reading.consumer.topic.name == wanted.topic and wanted.partition in reading.stopped:
-            return _json(await _adopted(reading, wanted.partition, wanted.at, by))
+            return Answer(await _adopted(reading, wanted.partition, wanted.at, by))
     known = sorted({reading.consumer.topic.name for reading in runtime.readings()})
     if wanted.topic in known:
         detail = f"{wanted.topic}/{wanted.partition} is not stopped in this process"
@@ -286,8 +269,8 @@ async def adopt_position(by: Adopter, runtime: Annotated[Runtime, Depends(runtim
 
 @positions.post("/adopt-all")
 async def adopt_all_positions(
-    by: Adopter, runtime: Annotated[Runtime, Depends(runtime_of)], wanted: AdoptionOfAll
-) -> Response:
+    by: Adopter, runtime: Annotated[Runtime, Depends(runtime_of)], wanted: Body[AdoptionOfAll]
+) -> Answer[Items[Position]]:
     """Set a new position for every stopped partition of this process."""
     items = [
         await _adopted(reading, partition, wanted.at, by)
@@ -295,9 +278,9 @@ async def adopt_all_positions(
         for partition in sorted(reading.stopped)
         if partition in reading.stopped  # it may have been revoked while another one was adopted
     ]
-    return _json({"items": items})
+    return Answer(Items(items=items))
 
 
-async def _adopted(reading: Partitions, partition: int, at: str, by: str) -> dict[str, Any]:
+async def _adopted(reading: Partitions, partition: int, at: str, by: str) -> Position:
     position = await reading.adopt(partition, at_end=at == "end", by=by)
-    return {"topic": reading.consumer.topic.name, "partition": partition, "next_offset": position}
+    return Position(topic=reading.consumer.topic.name, partition=partition, next_offset=position)

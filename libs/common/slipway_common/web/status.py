@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
+from slipway_api.http.service import PartitionStatus, ServiceStatus, StoppedPartition
 from slipway_common.base.clock import utc_now
 from slipway_common.messaging.partitions import Partitions
 from slipway_common.web.runtime import Runtime
@@ -21,7 +22,6 @@ SELECT slipway_clock() AS database_now, (SELECT version_num FROM alembic_version
     (SELECT count(*) FROM dead_letter) AS dead_letters, greatest(0, coalesce(
         (SELECT extract(epoch FROM slipway_clock() - at) FROM outbox ORDER BY id LIMIT 1), 0))::float8
         AS outbox_oldest_seconds"""
-UNKNOWN: Final = dict.fromkeys(("database_now", "schema_revision", "dead_letters", "outbox_oldest_seconds"))
 
 
 class Status:
@@ -29,10 +29,10 @@ class Status:
 
     def __init__(self, runtime: Runtime, *, service: str, version: str, instance: str) -> None:
         self.runtime = runtime
-        self.itself = {"service": service, "version": version, "instance": instance}
+        self.itself: dict[str, Any] = {"service": service, "version": version, "instance": instance}
         self._pending: dict[str, asyncio.Task[Any]] = {}
 
-    async def read(self) -> dict[str, Any]:
+    async def read(self) -> ServiceStatus:
         """Return the whole status; never raises."""
         database, *ends = await asyncio.gather(
             self._within("database", self._read_database),
@@ -48,15 +48,16 @@ class Status:
             )  # subscriptions may have started since
             for row in _partitions(reading, known or {})
         ]
-        return self.itself | {
-            "ready": not reasons,
-            "reasons": reasons,
-            "now": utc_now(),
-            **(database or UNKNOWN),
-            "partitions": partitions,
-            "stopped_partitions": stopped_partitions(self.runtime),
-            "leadership": None if self.runtime.leader_loop is None else self.runtime.leader_loop.status,
-        }
+        return ServiceStatus(
+            **self.itself,
+            ready=not reasons,
+            reasons=reasons,
+            now=utc_now(),
+            **(database or {}),
+            partitions=partitions,
+            stopped_partitions=stopped_partitions(self.runtime),
+            leadership=None if self.runtime.leader_loop is None else self.runtime.leader_loop.status,
+        )
 
     async def _read_database(self) -> dict[str, Any] | None:
         database = self.runtime.database
@@ -81,29 +82,29 @@ async def _quietly(read: Callable[[], Awaitable[Answer]]) -> Answer | None:
         return None
 
 
-def _partitions(reading: Partitions, ends: dict[int, int]) -> list[dict[str, Any]]:
+def _partitions(reading: Partitions, ends: dict[int, int]) -> list[PartitionStatus]:
     """Partitions assigned to this process, with position and lag."""
     rows = []
     for partition in sorted(reading.assigned):
         owned, end = reading.owned.get(partition), ends.get(partition)
         lag = None if owned is None or end is None else max(0, end - owned.next_offset)
         rows.append(
-            {
-                "topic": reading.consumer.topic.name,
-                "partition": partition,
-                "owned": owned is not None,
-                "next_offset": None if owned is None else owned.next_offset,
-                "end_offset": end,
-                "lag": lag,
-            }
+            PartitionStatus(
+                topic=reading.consumer.topic.name,
+                partition=partition,
+                owned=owned is not None,
+                next_offset=None if owned is None else owned.next_offset,
+                end_offset=end,
+                lag=lag,
+            )
         )
     return rows
 
 
-def stopped_partitions(runtime: Runtime) -> list[dict[str, Any]]:
+def stopped_partitions(runtime: Runtime) -> list[StoppedPartition]:
     """Partitions that only an operator can resume, with the reason."""
     return [
-        {"topic": reading.consumer.topic.name, "partition": partition, "reason": reason}
+        StoppedPartition(topic=reading.consumer.topic.name, partition=partition, reason=reason)
         for reading in runtime.readings()
         for partition, reason in sorted(reading.stopped.items())
     ]

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.http.declaration import Change
 from slipway_common.base.audited import AuditedChange, AuditedKind
 from slipway_common.declaration.changes import (
-    Change,
     Danger,
     OwnedByAnother,
     Result,

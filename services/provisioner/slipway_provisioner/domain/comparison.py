@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.http.declaration import Change
 from slipway_common.base.audited import AuditedChange, AuditedKind
 from slipway_common.base.revisions import hash_of
 from slipway_common.declaration.changes import (
     DIGEST_CHARACTERS,
-    Change,
     Danger,
     Result,
     archived_danger,

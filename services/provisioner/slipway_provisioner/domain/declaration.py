@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from slipway_common.declaration.changes import Change, Danger
+from slipway_api.http.declaration import Change
+from slipway_common.declaration.changes import Danger
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.costs import Estimates
 from slipway_provisioner.domain.roll_out import Replacement

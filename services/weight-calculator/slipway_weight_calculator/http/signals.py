@@ -5,11 +5,12 @@ receives it too and all signals are in one log.
 """
 
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 
+from slipway_api.http.weight_calculator import AcceptedSignal, Signals
 from slipway_common.base.audited import AuditedKind
 from slipway_common.base.text import Name, Reason
 from slipway_common.database import audit
@@ -23,7 +24,9 @@ from slipway_common.events.time import Time
 from slipway_common.messaging import outbox
 from slipway_common.web import openapi
 from slipway_common.web.access import READ, Caller, NeedsCaller
+from slipway_common.web.answers import Accepted, Answer
 from slipway_common.web.problem import Problem
+from slipway_common.web.router import Router
 from slipway_common.web.runtime import database, wake
 from slipway_weight_calculator import metrics
 from slipway_weight_calculator.domain import world
@@ -31,7 +34,7 @@ from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.signals import REASONS, reached
 from slipway_weight_calculator.store import signals
 
-router = APIRouter(tags=["signals"])
+router = Router(tags=["signals"])
 DatabaseDep = Annotated[Database, Depends(database)]
 Raiser = Annotated[Caller, Depends(NeedsCaller("signal:write:{target_kind}:{target_id}"))]
 
@@ -85,8 +88,8 @@ DOCUMENTED: Final = openapi.body(
 ) | {"parameters": [openapi.header(f"ce-{name}", "Attribute of a CloudEvent in binary mode.") for name in ATTRIBUTES]}
 
 
-@router.post("/signals", status_code=202, openapi_extra=DOCUMENTED)
-async def raise_signal(request: Request, caller: Raiser, db: DatabaseDep) -> dict[str, Any]:
+@router.post("/signals", openapi_extra=DOCUMENTED)
+async def raise_signal(request: Request, caller: Raiser, db: DatabaseDep) -> Accepted[AcceptedSignal]:
     """Raise a signal, from plain JSON or a CloudEvent in binary or structured mode. Refused signals change nothing. A
     pause request is accepted before the provisioner decides if the source has paused its share of the pool."""
     signal = _parse(request, await request.body())
@@ -115,13 +118,13 @@ async def raise_signal(request: Request, caller: Raiser, db: DatabaseDep) -> dic
     wake(request)
     boot = known.boots.get(event.target_id) if event.target_kind == "worker" else None
     configs = reached(event, known.configs, booting=boot.config_id if boot is not None else "")
-    return {"source": source, "configs": sorted(configs)}
+    return Accepted(AcceptedSignal(source=source, configs=sorted(configs)))
 
 
 @router.get("/signals", dependencies=[READ])
-async def list_signals(db: DatabaseDep) -> dict[str, Any]:
+async def list_signals(db: DatabaseDep) -> Answer[Signals]:
     """List the live signals, and the newest ones from Kafka that were refused."""
-    return {"items": await signals.live(db), "refused": await signals.refused(db)}
+    return Answer(Signals(items=await signals.live(db), refused=await signals.refused(db)))
 
 
 def _parse(request: Request, body: bytes) -> SignalBody:

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from sqlalchemy import Integer, bindparam, delete, func, insert, select
 
+from slipway_api.http.weight_calculator import LiveSignal, RefusedSignal
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.database.sql import Statement, given
 from slipway_common.events.signal import SignalRaised
@@ -72,38 +73,38 @@ async def refuse(tx: Connection, refused: Sequence[Refused], at: float) -> None:
         await tx.execute(FORGET.text, *FORGET.arguments(most=REFUSED_MAX))
 
 
-async def live(db: Database) -> list[dict[str, Any]]:
-    """List the live signals, as in the API."""
+async def live(db: Database) -> list[LiveSignal]:
+    """List the live signals."""
     found = [_signal(row["body"]) for row in await db.fetch(LIVE.text)]
     return [
-        {
-            "source": s.source,
-            "kind": s.kind,
-            "target_kind": s.target_kind,
-            "target_id": s.target_id,
-            "value": s.value,
-            "reason": s.reason,
-            "configs": s.configs,
-            "since": _time(s.since),
-            "until": _time(s.until),
-        }
+        LiveSignal(
+            source=s.source,
+            kind=s.kind,
+            target_kind=s.target_kind,
+            target_id=s.target_id,
+            value=s.value,
+            reason=s.reason,
+            configs=s.configs,
+            since=_time(s.since),
+            until=_time(s.until),
+        )
         for s in found
     ]
 
 
-async def refused(db: Database) -> list[dict[str, Any]]:
-    """List the refused signals, as in the API, newest first."""
+async def refused(db: Database) -> list[RefusedSignal]:
+    """List the refused signals, newest first."""
     rows = await db.fetch(REFUSED.text)
     found = [(row, msgspec.json.decode(row["body"], type=SignalRaised)) for row in rows]
     return [
-        {
-            "at": _time(row["at"]),
-            "source": e.source,
-            "kind": e.kind,
-            "target_kind": e.target_kind,
-            "target_id": e.target_id,
-            "reason": row["reason"],
-        }
+        RefusedSignal(
+            at=_time(row["at"]),
+            source=e.source,
+            kind=e.kind,
+            target_kind=e.target_kind,
+            target_id=e.target_id,
+            reason=row["reason"],
+        )
         for row, e in found
     ]
 
