@@ -204,8 +204,7 @@ def text(pools: int, image: str) -> str:
     """A declaration as people write it: a pool has a launch config in each of three zones."""
     lines = ["version: 1", "accounts:"]
     lines += [
-        f"  - {{id: account-{number}, provider: simulated, region: r, credential: none, identity: i, lease_pool: all, "
-        'settings: {url: "http://127.0.0.1:1"}}'
+        f"  - {{id: account-{number}, provider: simulated, region: r, credential: none, identity: i, lease_pool: all}}"
         for number in range(ACCOUNTS)
     ]
     lines.append("worker_pools:")
@@ -304,6 +303,7 @@ async def _round(
         "SLIPWAY_PORT": str(port),
         "SLIPWAY_TOKENS_FILE": str(folder / "tokens.yaml"),
         "SLIPWAY_REGISTRATION_KEY": "bench",
+        "SLIPWAY_PROVIDERS": "{simulated: {entries: {default: {url: 'http://127.0.0.1:1'}}}}",
         "SLIPWAY_LAUNCHING": "false",
     }
     name, service_url = f"provisioner-{folder.name}", f"http://127.0.0.1:{port}"

@@ -143,7 +143,7 @@ async def per_second(clients: Sequence[HttpClient], send: Send, seconds: float, 
     return done / (time.monotonic() - began)
 
 
-def declaration(url: str) -> dict[str, Any]:
+def declaration() -> dict[str, Any]:
     """One pool in one account, whose lease pool limits nothing."""
     day_seconds = 86_400.0
     times = {"hold_seconds": day_seconds, "ttl_seconds": day_seconds, "reserve_seconds": day_seconds}
@@ -152,7 +152,7 @@ def declaration(url: str) -> dict[str, Any]:
     return {
         "version": 1,
         "lease_pools": [{"id": "sim", "limit": LIMIT, "pacing": "off", **times}],
-        "accounts": [{**account, "lease_pool": "sim", "settings": {"url": url}}],
+        "accounts": [{**account, "lease_pool": "sim"}],
         "worker_pools": [
             {"id": POOL, "mode": "enforce", "max_capacity": MACHINES, "launch_configs": [{"name": "linux-a", **place}]}
         ],
@@ -167,7 +167,7 @@ async def deployed(supervisor: Supervisor) -> AsyncIterator[tuple[Deployment, li
         try:
             await deployment.start()
             await deployment.call("POST", "simulator", "/scenario", SCENARIO)
-            body = declaration(deployment.url("simulator"))
+            body = declaration()
             pools = {"documents": [{"owner": "bench", "lease_pools": body.pop("lease_pools")}]}
             await deployment.call("PUT", "lease-broker", "/lease-pools", pools)
             await deployment.call("PUT", "provisioner", "/declaration", body | {"metadata": {"owner": "bench"}})

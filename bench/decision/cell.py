@@ -80,7 +80,7 @@ def images_of(pools: int) -> int:
     return max(1, min(IMAGES_MAX, pools // 4))
 
 
-def declaration(cell: Cell, url: str) -> dict[str, Any]:
+def declaration(cell: Cell) -> dict[str, Any]:
     """Pools with a launch config in each of three zones, in accounts whose lease pools neither limit nor pace."""
     accounts = [f"account-{number}" for number in range(min(ACCOUNTS_MAX, cell.pools))]
     return {
@@ -104,7 +104,6 @@ def declaration(cell: Cell, url: str) -> dict[str, Any]:
                 "credential": "none",
                 "identity": name,
                 "lease_pool": name,
-                "settings": {"url": url},
             }
             for name in accounts
         ],

@@ -127,7 +127,7 @@ async def deployed(supervisor: Supervisor, folder: Path, cell: Cell) -> AsyncIte
     try:
         await deployment.start()
         await deployment.call("POST", "simulator", "/scenario", SCENARIO)
-        declared = Declaration.model_validate(cells.declaration(cell, deployment.url("simulator")))
+        declared = Declaration.model_validate(cells.declaration(cell))
         await deployment.apply(declared)
         await _drop_first_plans(deployment.database_url)
         claimed = await cells.fill(deployment.database_url, cell)
@@ -167,7 +167,7 @@ async def reference(server: Any, cell: Cell) -> Planner:
     database = await postgres.connect(url, SERVICE, size=1)
     try:
         await database.execute("UPDATE incarnation SET server = slipway_server()")
-        await Provisioner(database).declare(cells.declaration(cell, "http://127.0.0.1:1"))
+        await Provisioner(database).declare(cells.declaration(cell))
         await database.execute(PASSED)
     finally:
         await database.close()

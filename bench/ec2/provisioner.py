@@ -8,6 +8,7 @@ metered: they are the same for every provider.
 """
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -39,16 +40,15 @@ BURST: Final = 5  # launch calls for which the full bucket has tokens
 REFILL_SECONDS: Final = 5.0
 
 
-def declaration(url: str, pools: int) -> dict[str, Any]:
+def declaration(pools: int) -> dict[str, Any]:
     """Declaration of an account of EC2 and of pools with a launch config each. Their machines boot when EC2 says so."""
     account = {
         "id": ACCOUNT,
         "provider": "aws",
         "region": side.REGION,
-        "credential": {"environment": CREDENTIAL},
+        "credential": {"name": "bench"},
         "identity": side.IDENTITY,
         "lease_pool": "bench",
-        "settings": {"endpoint_url": url, "sts_endpoint_url": url},
     }
     config = {
         "account": ACCOUNT,
@@ -64,6 +64,12 @@ def declaration(url: str, pools: int) -> dict[str, Any]:
         "accounts": [account],
         "worker_pools": [{"id": f"bench/{number}", **pool} for number in range(pools)],
     }
+
+
+def permitted(url: str) -> str:
+    """Operator's settings of the provider, as SLIPWAY_PROVIDERS has them."""
+    entry = {"endpoint_url": url, "sts_endpoint_url": url}
+    return json.dumps({"aws": {"entries": {"default": entry}, "credentials": {"bench": {"environment": CREDENTIAL}}}})
 
 
 class Lives:
@@ -102,7 +108,7 @@ class Lives:
         """Declare a pool for each launch call, all of them healthy, and fill the buckets."""
         if self.pools < cell.calls:
             self.pools = cell.calls
-            await self.provisioner.declare(declaration(self.url, cell.calls))
+            await self.provisioner.declare(declaration(cell.calls))
         await self.provisioner.trust()
         await self._forward()
 
@@ -146,7 +152,7 @@ async def main() -> None:
         database = await postgres.connect(database_url, SERVICE)
         stack.push_async_callback(database.close)
         await database.execute(CLOCK)
-        provisioner = Provisioner(database, call_timeout_seconds=side.CALL_SECONDS)
+        provisioner = Provisioner(database, call_timeout_seconds=side.CALL_SECONDS, providers=permitted(url))
         stack.push_async_callback(provisioner.stop)
         provider = provisioner.app.state.providers["aws"]
         provisioner.providers["aws"] = provider

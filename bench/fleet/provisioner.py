@@ -10,6 +10,7 @@ recorded outcome. Its time is without that in which the process waited for a pro
 import asyncio
 import contextlib
 import gc
+import json
 import os
 import sys
 import time
@@ -81,7 +82,6 @@ PASSES: Final = "SELECT count(*) FROM account WHERE reaped_at IS NULL OR passed_
 
 def declaration(fleet: Fleet) -> dict[str, Any]:
     """Accounts, each with a pool of its own whose machines boot when EC2 says so."""
-    urls = {"endpoint_url": fleet.url, "sts_endpoint_url": fleet.url}
     numbers = list(fleet.accounts)
     return {
         "version": 1,
@@ -93,11 +93,10 @@ def declaration(fleet: Fleet) -> dict[str, Any]:
                 "region": REGION,
                 "credential": {
                     "role": f"arn:aws:iam::{number}:role/slipway",
-                    "source": {"environment": CREDENTIAL},
+                    "source": {"name": "fleet"},
                 },
                 "identity": number,
                 "lease_pool": "fleet",
-                "settings": urls,
             }
             for number in numbers
         ],
@@ -119,6 +118,12 @@ def declaration(fleet: Fleet) -> dict[str, Any]:
             for number in numbers
         ],
     }
+
+
+def permitted(fleet: Fleet) -> str:
+    """Operator's settings of the provider, as SLIPWAY_PROVIDERS has them."""
+    entry = {"endpoint_url": fleet.url, "sts_endpoint_url": fleet.url}
+    return json.dumps({"aws": {"entries": {"default": entry}, "credentials": {"fleet": {"environment": CREDENTIAL}}}})
 
 
 class TimedLauncher(Launcher):
@@ -264,7 +269,11 @@ async def main() -> None:
         database = await postgres.connect(sys.argv[1], SERVICE)
         stack.push_async_callback(database.close)
         await database.execute(CLOCK)
-        settings: dict[str, Any] = {"call_timeout_seconds": CALL_SECONDS, "reap_seconds": 1e6}
+        settings: dict[str, Any] = {
+            "call_timeout_seconds": CALL_SECONDS,
+            "reap_seconds": 1e6,
+            "providers": permitted(fleet),
+        }
         provisioner = Provisioner(database, accounts_listed_at_once=LISTED_AT_ONCE, **settings)
         stack.push_async_callback(provisioner.stop)
         provider = provisioner.app.state.providers["aws"]

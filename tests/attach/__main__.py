@@ -105,16 +105,28 @@ class View:
             self.page.shut()
 
 
-def declaration(deployment: Deployment, port: int) -> Declaration:
-    """Two pools of processes that take tasks from the lists of their names."""
+def entries(deployment: Deployment, port: int) -> dict[str, Any]:
+    """Commands of the operator: processes that take tasks from the list of their pool."""
     program = [sys.executable, "-m", "tests.attach.worker", str(port)]
     wrap = [sys.executable, "-m", "slipway_client.worker", "wrap", "--preset", "generic", "--", *program]
     tasks = {ONCE: ["1", "0.5"], AGAIN: ["0", "0.5"]}
+    return {
+        name: {
+            "command": [*wrap, name, *arguments],
+            "environment": {"PYTHONPATH": str(ROOT)},
+            "log_folder": str(deployment.folder / f"logs-{name}"),
+        }
+        for name, arguments in tasks.items()
+    }
+
+
+def declaration() -> Declaration:
+    """Two pools of processes."""
     lease_pool = {"hold_seconds": 60.0, "ttl_seconds": 30.0, "reserve_seconds": 20.0, "pacing": "off"}
     return Declaration.model_validate(
         {
             "version": 1,
-            "lease_pools": [{"id": name, "limit": 8, **lease_pool} for name in tasks],
+            "lease_pools": [{"id": name, "limit": 8, **lease_pool} for name in TASKS],
             "accounts": [
                 {
                     "id": name,
@@ -123,14 +135,9 @@ def declaration(deployment: Deployment, port: int) -> Declaration:
                     "credential": "none",
                     "identity": socket.gethostname(),
                     "lease_pool": name,
-                    "settings": {
-                        "command": [*wrap, name, *arguments],
-                        "environment": {"PYTHONPATH": str(ROOT)},
-                        "processes_max": 12,
-                        "log_folder": str(deployment.folder / f"logs-{name}"),
-                    },
+                    "settings": {"entry": name, "processes_max": 12},
                 }
-                for name, arguments in tasks.items()
+                for name in TASKS
             ],
             "worker_pools": [
                 {
@@ -148,7 +155,7 @@ def declaration(deployment: Deployment, port: int) -> Declaration:
                         }
                     ],
                 }
-                for name in tasks
+                for name in TASKS
             ],
         }
     )
@@ -333,9 +340,10 @@ async def attach(supervisor: Supervisor, kind: str, seed: int, kills_monitor: bo
         stack.callback(showing.cancel)
         await view.start()
         deployment = harness.new_deployment()
+        deployment.providers["process"] = {"entries": entries(deployment, queue.port)}
         await deployment.start()
         guard().tagged(f"{INSTANCE_TAG}={encoded(deployment.id)}/")
-        await deployment.apply(declaration(deployment, queue.port))
+        await deployment.apply(declaration())
         file = folder / "sources.yaml"
         usual: dict[str, Any] = {"name": SOURCE, "kind": kind, "counts": "waiting", "claims": "hooks"}
         usual |= {"pools": {ONCE: ONCE, AGAIN: AGAIN}, "interval_seconds": INTERVAL_SECONDS}

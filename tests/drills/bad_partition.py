@@ -70,7 +70,7 @@ async def play(harness: Harness) -> Verdict:
     """Play the drill."""
     deployment = harness.new_deployment()
     await deployment.start()
-    accounts = {"acc": Account(url=deployment.url("simulator"))}
+    accounts = {"acc": Account()}
     pools = {"builds": Pool(accounts=["acc"]), "poked": Pool(accounts=["acc"])}
     await harness.play(deployment, declaration(harness.speed, accounts, pools), boot_seconds_median=30)
     async with Delays(deployment).reading() as delays:

@@ -52,7 +52,7 @@ async def play(harness: Harness) -> Verdict:
         kafka_settings=second_listener(port, advertised),
     )
     await deployment.start()
-    accounts = {"acc": Account(url=deployment.url("simulator"), limit=LIMIT, ttl_seconds=TTL_SECONDS)}
+    accounts = {"acc": Account(limit=LIMIT, ttl_seconds=TTL_SECONDS)}
     pools = {"builds": Pool(accounts=["acc"])}
     await harness.play(
         deployment,

@@ -28,11 +28,13 @@ WHERE account_id = 'dead' AND state = 'calling'"""
 async def play(harness: Harness) -> Verdict:
     """Play the drill."""
     deployment = harness.new_deployment()
-    await deployment.start()
     proxy = Proxy(deployment.ports["simulator"])
+    entries = deployment.providers["simulated"]["entries"]
+    entries[DEAD] = {"url": f"http://127.0.0.1:{await proxy.start()}"}
+    await deployment.start()
     accounts = {
-        DEAD: Account(url=f"http://127.0.0.1:{await proxy.start()}"),
-        ALIVE: Account(url=deployment.url("simulator")),
+        DEAD: Account(entry=DEAD),
+        ALIVE: Account(),
     }
     pools = {"builds": Pool(accounts=[DEAD, ALIVE], max_capacity=ROOM)}
     await harness.play(deployment, declaration(harness.speed, accounts, pools), boot_seconds_median=30)

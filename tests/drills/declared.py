@@ -12,9 +12,9 @@ REGION = "sim-1"
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """An account at the address `url`, and the terms of its lease pool in product seconds."""
+    """An account with an entry of the operator, and the terms of its lease pool in product seconds."""
 
-    url: str
+    entry: str = "default"
     limit: int = 100
     honours_tokens: bool = False
     ttl_seconds: float = 300.0
@@ -65,7 +65,7 @@ def _account(name: str, account: Account) -> dict[str, Any]:
         "credential": "none",
         "identity": name,
         "lease_pool": name,
-        "settings": {"url": account.url, "honours_tokens": account.honours_tokens},
+        "settings": {"entry": account.entry, "honours_tokens": account.honours_tokens},
     }
 
 

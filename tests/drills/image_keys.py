@@ -31,7 +31,7 @@ async def play(harness: Harness) -> Verdict:
     """Play the drill."""
     deployment = harness.new_deployment(seconds=SECONDS)
     await deployment.start()
-    accounts = {name: Account(url=deployment.url("simulator"), hold_seconds=3000.0) for name in POOLS}
+    accounts = {name: Account(hold_seconds=3000.0) for name in POOLS}
     pools = {name: Pool(accounts=[name], image=IMAGE) for name in POOLS}
     declared = declaration(harness.speed, accounts, pools)
     bad = [{"name": "bad-image", "arg": IMAGE}]

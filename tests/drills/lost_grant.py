@@ -80,7 +80,7 @@ async def play(harness: Harness) -> Verdict:
         loses=loss.loses,
     )
     async with mirror.running(PARTITIONS):
-        accounts = {f"acc-{number}": Account(url=deployment.url("simulator"), limit=4) for number in range(3)}
+        accounts = {f"acc-{number}": Account(limit=4) for number in range(3)}
         pools = {"builds": Pool(accounts=tuple(accounts))}
         await harness.play(deployment, declaration(harness.speed, accounts, pools))
         await add_tasks(deployment, "builds", TASKS, TASK_SECONDS)

@@ -55,9 +55,7 @@ async def play(harness: Harness) -> Verdict:
     """Play the drill."""
     deployment = harness.new_deployment(environment={"simulator": {"SLIPWAY_TOPIC_PREFIX": "unread."}})
     await deployment.start()
-    accounts = {
-        "acc": Account(url=deployment.url("simulator"), ttl_seconds=3000, reserve_seconds=1500, hold_seconds=12_000)
-    }
+    accounts = {"acc": Account(ttl_seconds=3000, reserve_seconds=1500, hold_seconds=12_000)}
     pools = {name: Pool(accounts=["acc"], max_capacity=BEFORE, tasks_per_worker=0) for name in (GAPS, DIP)}
     await harness.play(deployment, declaration(harness.speed, accounts, pools), boot_seconds_median=30)
     await add_tasks(deployment, DIP, BEFORE, LONG_SECONDS)

@@ -56,9 +56,7 @@ async def play(harness: Harness) -> Verdict:
     """Play the drill."""
     deployment = harness.new_deployment(seconds={"give_up_idle_seconds": 3000.0})
     await deployment.start()
-    accounts = {
-        name: Account(url=deployment.url("simulator"), hold_seconds=6000.0, ttl_seconds=3000.0) for name in POOLS
-    }
+    accounts = {name: Account(hold_seconds=6000.0, ttl_seconds=3000.0) for name in POOLS}
     pools = {
         name: Pool(
             accounts=[name],

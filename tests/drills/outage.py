@@ -33,7 +33,7 @@ async def play(harness: Harness) -> Verdict:
     """Play the drill."""
     deployment = harness.new_deployment(seconds=SECONDS)
     await deployment.start()
-    accounts = {"acc": Account(url=deployment.url("simulator"))}
+    accounts = {"acc": Account()}
     pools = {"good": Pool(accounts=["acc"]), "bad": Pool(accounts=["acc"], image="bad", max_capacity=2)}
     faults = [{"name": "bad-image", "arg": "bad"}]
     await harness.play(deployment, declaration(harness.speed, accounts, pools), faults=faults, boot_seconds_median=200)

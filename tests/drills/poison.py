@@ -191,7 +191,7 @@ async def play(harness: Harness) -> Verdict:
     """Play the drill."""
     deployment = harness.new_deployment()
     await deployment.start()
-    accounts = {"acc": Account(url=deployment.url("simulator"))}
+    accounts = {"acc": Account()}
     await harness.play(
         deployment, declaration(harness.speed, accounts, {"builds": Pool(accounts=["acc"])}), boot_seconds_median=30
     )

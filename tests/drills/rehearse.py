@@ -169,7 +169,7 @@ async def begin(harness: Harness, accounts: Sequence[str]) -> Stage:
     await deployment.start()
     declared = declaration(
         harness.speed,
-        {name: Account(url=deployment.url("simulator")) for name in accounts},
+        {name: Account() for name in accounts},
         {POOL: Pool(accounts=accounts, image=GOOD, max_capacity=20)},
     )
     await harness.play(deployment, declared)

@@ -50,8 +50,7 @@ async def play(harness: Harness) -> Verdict:
     """Play the drill."""
     deployment = harness.new_deployment(seconds=SECONDS)
     await deployment.start()
-    url = deployment.url("simulator")
-    accounts = {"acc": Account(url=url, ttl_seconds=6000, reserve_seconds=3000, hold_seconds=12_000)}
+    accounts = {"acc": Account(ttl_seconds=6000, reserve_seconds=3000, hold_seconds=12_000)}
     pools = {"builds": Pool(accounts=["acc"])}
     await harness.play(deployment, declaration(harness.speed, accounts, pools), boot_seconds_median=30)
     await add_tasks(deployment, "builds", BUSY, TASK_SECONDS)

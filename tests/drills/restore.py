@@ -60,7 +60,7 @@ async def play(harness: Harness, *, launches: int, events: int) -> Verdict:
     """Play the drill. The copy of the database is older than so many launches and events."""
     deployment = harness.new_deployment(seconds=SECONDS)
     await deployment.start()
-    accounts = {name: Account(url=deployment.url("simulator")) for name in ("acc-a", "acc-b")}
+    accounts = {name: Account() for name in ("acc-a", "acc-b")}
     pools = {"builds": Pool(accounts=tuple(accounts), max_capacity=60), "long": Pool(accounts=tuple(accounts))}
     await harness.play(deployment, declaration(harness.speed, accounts, pools), boot_seconds_median=30)
     await add_tasks(deployment, "builds", BEFORE, TASK_SECONDS)

@@ -35,10 +35,7 @@ async def play(harness: Harness) -> Verdict:
     """Play the drill."""
     deployment = harness.new_deployment(seconds=SECONDS)
     await deployment.start()
-    accounts = {
-        name: Account(url=deployment.url("simulator"), ttl_seconds=6000, reserve_seconds=3000, hold_seconds=24_000)
-        for name in MAXIMA
-    }
+    accounts = {name: Account(ttl_seconds=6000, reserve_seconds=3000, hold_seconds=24_000) for name in MAXIMA}
     pools = {name: Pool(accounts=[name], max_capacity=maximum, tasks_per_worker=0) for name, maximum in MAXIMA.items()}
     await harness.play(deployment, declaration(harness.speed, accounts, pools), boot_seconds_median=30)
     for name, number in FIRST.items():

@@ -155,9 +155,10 @@ async def _play(harness: Harness, folder: Path, size: Size, *, kill: str) -> Ver
         seconds={name: seconds * harness.speed for name, seconds in REAL_SECONDS.items()},
         environment={"provisioner": environment},
     )
+    deployment.providers["terraform"] = _permitted(folder, cloud)
     try:
         await deployment.start(cloud.moto.start())
-        await harness.play(deployment, _declared(folder, cloud, size, size.workers))
+        await harness.play(deployment, _declared(folder, size, size.workers))
         if kill:
             await _kill_in_the_middle(harness, deployment, cloud, size)
 
@@ -166,7 +167,7 @@ async def _play(harness: Harness, folder: Path, size: Size, *, kill: str) -> Ver
 
         await harness.until(all_ready, f"{size.workers} workspaces are ready", within_seconds=PATIENCE_SECONDS)
         found, made = await cloud.found(), await fetch(deployment, ROWS)
-        await _leave(deployment, _declared(folder, cloud, size, 0))
+        await _leave(deployment, _declared(folder, size, 0))
 
         async def all_gone() -> bool:
             return {row["phase"] for row in await fetch(deployment, ROWS)} == {"gone"}
@@ -204,10 +205,30 @@ async def _leave(deployment: Deployment, declared: Declaration) -> None:
         await deployment.call("POST", "provisioner", f"/workers/{row['id']}/terminate", {"reason": "drill"})
 
 
-def _declared(folder: Path, cloud: Cloud, size: Size, workers: int) -> Declaration:
-    digests = {name: module_digest(folder / "modules" / name) for name in MODULES}
+def _permitted(folder: Path, cloud: Cloud) -> dict[str, object]:
+    """Operator's settings of the provider: an entry for each region."""
     plugin = {"source": AWS.source, "version": AWS.version, "binary": str(AWS.path), "digest": AWS.digest}
     services = ("ec2", "iam", "sts", "resourcegroupstaggingapi")
+    entries = {
+        region: {
+            "tool": str(TERRAFORM.path),
+            "plugins": [plugin],
+            "modules_folder": str(folder / "modules"),
+            "configuration": {
+                "region": region,
+                "skip_credentials_validation": True,
+                "skip_metadata_api_check": True,
+                "skip_requesting_account_id": True,
+                "endpoints": [dict.fromkeys(services, cloud.url)],
+            },
+        }
+        for region in REGIONS
+    }
+    return {"entries": entries, "credentials": {"moto": {"environment": PREFIX}}}
+
+
+def _declared(folder: Path, size: Size, workers: int) -> Declaration:
+    digests = {name: module_digest(folder / "modules" / name) for name in MODULES}
     launch = {
         "module": size.module,
         "digest": digests[size.module],
@@ -234,20 +255,11 @@ def _declared(folder: Path, cloud: Cloud, size: Size, workers: int) -> Declarati
                     "provider": "terraform",
                     "region": region,
                     "identity": IDENTITY,
-                    "credential": {"environment": PREFIX},
+                    "credential": {"name": "moto"},
                     "lease_pool": region,
                     "settings": {
-                        "tool": str(TERRAFORM.path),
-                        "plugins": [plugin],
-                        "modules_folder": str(folder / "modules"),
+                        "entry": region,
                         "lookup": {"module": "look-up", "digest": digests["look-up"]},
-                        "configuration": {
-                            "region": region,
-                            "skip_credentials_validation": True,
-                            "skip_metadata_api_check": True,
-                            "skip_requesting_account_id": True,
-                            "endpoints": [dict.fromkeys(services, cloud.url)],
-                        },
                         "visibility_seconds": 1.0,
                     },
                 }

@@ -20,6 +20,7 @@ from slipway_common.declaration.parsing import parse
 from slipway_local.demo.deployment import Deployment
 from slipway_local.terraform.packages import missing
 from slipway_provisioner.domain.workspaces import Kind, Phase, version_of
+from slipway_provisioner.providers.terraform.adapter import Terraform
 from slipway_provisioner.store import workspaces
 from tests.drills.harness import Harness, Verdict, fetch
 from tests.support.terraform_provider import account_settings, launch_settings
@@ -61,6 +62,9 @@ async def play(harness: Harness) -> Verdict:
         environment = {"SLIPWAY_STATE_KEYS": key, "SLIPWAY_TERRAFORM_FOLDER": str(place.folder / "runs")}
         seconds = {"reap_seconds": 5.0}
         deployment = harness.new_deployment(seconds=seconds, environment={"provisioner": environment})
+        settings = account_settings(place)
+        entry = {name: settings[name] for name in Terraform.operator_settings}
+        deployment.providers["terraform"] = {"entries": {"default": entry}}
         await deployment.start()
         await harness.play(deployment, parse(_declared(place)))
         await _passes(harness, deployment, 2)  # the first one looks up the identity of the account
@@ -174,7 +178,7 @@ def _declared(place: Place) -> dict[str, object]:
                 "identity": "ledger",
                 "credential": "none",
                 "lease_pool": "idle",
-                "settings": account_settings(place),
+                "settings": {n: v for n, v in account_settings(place).items() if n not in Terraform.operator_settings},
             }
         ],
         "worker_pools": [

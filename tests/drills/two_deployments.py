@@ -31,8 +31,9 @@ async def play(harness: Harness) -> Verdict:
     await first.start()
     async with Supervisor() as beside:
         second = harness.new_deployment(seconds=SECONDS, supervisor=beside, beside=first)
+        second.providers |= first.providers
         await second.start()
-        accounts = {"shared": Account(url=first.url("simulator"))}
+        accounts = {"shared": Account()}
         both = (first, second)
         for deployment in both:
             pools = {f"pool-{deployment.run_id}": Pool(accounts=["shared"], min_capacity=MACHINES)}

@@ -78,7 +78,7 @@ def plan(environment: dict[str, str]) -> Plan:
     )
 
 
-def declaration(plan: Plan, url: str) -> Declaration:
+def declaration(plan: Plan) -> Declaration:
     """Pools of three configs over two accounts, with limits that are reached in every burst."""
     accounts = ("e2e-a", "e2e-b")
     zones = (("zone-a", 0), ("zone-b", 0), ("zone-c", 1))
@@ -104,7 +104,6 @@ def declaration(plan: Plan, url: str) -> Declaration:
                     "credential": "none",
                     "identity": name,
                     "lease_pool": name,
-                    "settings": {"url": url},
                 }
                 for name in accounts
             ],
@@ -239,7 +238,7 @@ async def e2e(supervisor: Supervisor, planned: Plan) -> int:
         deployment = Deployment(supervisor, folder, speed=SPEED, seconds=SECONDS)
         try:
             await deployment.start()
-            await deployment.apply(declaration(planned, deployment.url("simulator")))
+            await deployment.apply(declaration(planned))
             await deployment.call(
                 "POST",
                 "simulator",

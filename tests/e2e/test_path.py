@@ -20,7 +20,7 @@ WAIT_SECONDS = 180.0
 POOLS = {"reusable-1": 0, "one-task-1": 1, "reusable-2": 0, "one-task-2": 1}  # pool → tasks per worker, 0: unlimited
 
 
-def declared(url: str) -> Declaration:
+def declared() -> Declaration:
     """Declaration of POOLS with one config each."""
     pools = [
         {
@@ -48,7 +48,7 @@ def declared(url: str) -> Declaration:
         "pacing": "off",
     }
     return Declaration.model_validate(
-        {"version": 1, "lease_pools": [lease_pool], "accounts": [simulated_account(url)], "worker_pools": pools}
+        {"version": 1, "lease_pools": [lease_pool], "accounts": [simulated_account()], "worker_pools": pools}
     )
 
 
@@ -59,7 +59,7 @@ async def deployment() -> AsyncIterator[Deployment]:
         async with Supervisor() as supervisor:
             started = Deployment(supervisor, folder, speed=SPEED, seconds={})
             await started.start()
-            await started.apply(declared(started.url("simulator")))
+            await started.apply(declared())
             yield started
             await started.remove()
 

@@ -48,7 +48,7 @@ POOLS: Final[dict[str, tuple[int, dict[str, Any]]]] = {
 }
 
 
-def declared(url: str) -> Declaration:
+def declared() -> Declaration:
     pools = [
         {"id": pool, "max_capacity": maximum, "launch_configs": [launch_config(f"{pool}-a", settings)]}
         for pool, (maximum, settings) in POOLS.items()
@@ -62,7 +62,7 @@ def declared(url: str) -> Declaration:
         "pacing": "off",
     }
     return Declaration.model_validate(
-        {"version": 1, "lease_pools": [lease_pool], "accounts": [simulated_account(url)], "worker_pools": pools}
+        {"version": 1, "lease_pools": [lease_pool], "accounts": [simulated_account()], "worker_pools": pools}
     )
 
 
@@ -179,7 +179,7 @@ async def system() -> AsyncIterator[System]:
         async with Supervisor() as supervisor:
             deployment = Deployment(supervisor, folder, speed=SPEED, seconds=SECONDS)
             await deployment.start()
-            await deployment.apply(declared(deployment.url("simulator")))
+            await deployment.apply(declared())
             await deployment.call("POST", "simulator", "/scenario", SCENARIO)
             db = await asyncpg.connect(deployment.database_url)
             try:

@@ -78,9 +78,9 @@ def declared(queue_url: str) -> Declaration:
             "credential": "none",
             "identity": socket.gethostname(),
             "lease_pool": "here",
-            "settings": {"command": command, "queue_url": queue_url, "processes_max": 3},
+            "settings": {"entry": name, "queue_url": queue_url, "processes_max": 3},
         }
-        for name, command in COMMANDS.items()
+        for name in COMMANDS
     ]
     pools = [
         {
@@ -316,6 +316,8 @@ async def stories() -> AsyncIterator[Stories]:
     with temporary_folder() as folder:
         async with Supervisor() as supervisor:
             deployment = Deployment(supervisor, folder, speed=1.0, seconds=SECONDS)
+            entries = {name: {"command": command} for name, command in COMMANDS.items()}
+            deployment.providers["process"] = {"entries": entries}
             stories = Stories(deployment)
             await deployment.start()
             stories.tag = encoded(deployment.id) + "/"

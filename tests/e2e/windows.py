@@ -91,7 +91,7 @@ class Work(msgspec.Struct, frozen=True):
     calls: int
 
 
-def declaration(url: str) -> Declaration:
+def declaration() -> Declaration:
     """Pools whose configs share images and quotas, in accounts with high limits: only windows limit launches."""
     accounts = sorted({account for configs, _ in POOLS.values() for account, _, _, _ in configs})
     return Declaration.model_validate(
@@ -116,7 +116,6 @@ def declaration(url: str) -> Declaration:
                     "credential": "none",
                     "identity": name,
                     "lease_pool": name,
-                    "settings": {"url": url},
                 }
                 for name in accounts
             ],
@@ -236,7 +235,7 @@ async def windows(supervisor: Supervisor, seed: int) -> int:
                 late={LAUNCH_CONFIG_WEIGHT: LATE_SECONDS / SPEED},
             )
             async with mirror.running(PARTITIONS):
-                await deployment.apply(declaration(deployment.url("simulator")))
+                await deployment.apply(declaration())
                 await deployment.call("POST", "simulator", "/scenario", scenario(seed))
                 print(f"started; SEED={seed} SPEED={SPEED:g}, {REPLICAS} provisioners", flush=True)
                 began = monotonic_seconds()

@@ -10,7 +10,8 @@ import pytest
 from slipway_common.events.lease import LeaseRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.declaration import DeclarationRefused
-from tests.support.ec2_provisioner import body, with_ec2
+from slipway_provisioner.domain.operator import CredentialOfOperator
+from tests.support.ec2_provisioner import CREDENTIALS, body, with_ec2
 from tests.support.ec2_server import Ec2Server, assumed, caller, described, error, launched, serving, zones
 from tests.support.provisioner import Provisioner, report
 
@@ -75,7 +76,8 @@ async def test_a_credential_is_stored_and_shown_nowhere(
     file = tmp_path / "credentials"
     keys = {"access_key_id": "AKIAEXAMPLE", "secret_access_key": SECRETS[0], "session_token": SECRETS[1]}
     file.write_text("\n".join(["[default]", *(f"aws_{name} = {value}" for name, value in keys.items())]))
-    await provisioner.declare(body(server.url, credential={"role": ROLE, "source": {"file": str(file)}}))
+    CREDENTIALS["file"] = CredentialOfOperator(file=str(file))
+    await provisioner.declare(body(server.url, credential={"role": ROLE, "source": {"name": "file"}}))
     await provisioner.trust()
     others = {
         "AssumeRole": assumed("AssumeRole", "ASIAROLE"),
@@ -99,5 +101,6 @@ async def test_a_credential_is_stored_and_shown_nowhere(
         answers = [await client.get(path) for path in PATHS]
     assert [answer.status_code for answer in answers] == [200] * len(PATHS)
     shown = "\n".join([*(row["row"] for found in rows for row in found), *(a.text for a in answers), caplog.text])
-    assert shown.count(str(file)) >= 2
+    assert shown.count(ROLE) >= 2
+    assert str(file) not in shown, "the declaration names the credential, and only the operator knows its file"
     assert [secret for secret in SECRETS if secret in shown] == []

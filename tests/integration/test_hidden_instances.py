@@ -65,7 +65,7 @@ async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
 
 async def started(provisioner: Provisioner, server: Ec2Server, **settings: Any) -> float:
     """Launch one worker now, by the clock of this host, which the provider reads; returns the seconds of this time."""
-    declaration = body(server.url, credential={"environment": "CI_AWS"})
+    declaration = body(server.url, credential={"name": "ci"})
     declaration["accounts"][0]["settings"] |= settings
     await provisioner.declare(declaration)
     await provisioner.trust()

@@ -3,7 +3,7 @@
 from typing import Any
 
 
-def simulated_account(url: str) -> dict[str, Any]:
+def simulated_account() -> dict[str, Any]:
     """Account of a simulator, with a lease pool of the same name."""
     return {
         "id": "acc",
@@ -12,5 +12,4 @@ def simulated_account(url: str) -> dict[str, Any]:
         "credential": "none",
         "identity": "acc",
         "lease_pool": "acc",
-        "settings": {"url": url},
     }

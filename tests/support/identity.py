@@ -68,7 +68,7 @@ def proof(instance: str, **changes: Any) -> dict[str, str]:
 
 def account(url: str = "http://127.0.0.1:1", **settings: Any) -> dict[str, Any]:
     """Declaration of the account and a pool, whose documents are signed with the test keys."""
-    declared = body(url, credential={"environment": "CI_AWS"})
+    declared = body(url, credential={"name": "ci"})
     entry = declared["accounts"][0]
     entry |= {"identity": ACCOUNT, "settings": entry["settings"] | {"identity_certificates": signer().certificates()}}
     entry["settings"] |= settings

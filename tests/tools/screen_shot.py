@@ -194,7 +194,7 @@ async def shoot(tmux: Tmux, folder: Path) -> list[str]:
     async with Supervisor() as supervisor, Harness(supervisor, seed=1, speed=SPEED, log=print) as harness:
         deployment = harness.new_deployment(seconds=SECONDS)
         await deployment.start()
-        account = Account(url=deployment.url("simulator"), ttl_seconds=TASK_SECONDS, hold_seconds=TASK_SECONDS)
+        account = Account(ttl_seconds=TASK_SECONDS, hold_seconds=TASK_SECONDS)
         declared = declaration(SPEED, dict.fromkeys("ab", account), POOLS)
         await harness.play(deployment, declared, faults=FAULTS, boot_seconds_median=40)
         for pool_id, number in TASKS.items():

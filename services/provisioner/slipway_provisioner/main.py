@@ -1,6 +1,7 @@
 """Entry point of the provisioner: its topics, loops and routes."""
 
 import contextlib
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from functools import partial
@@ -43,7 +44,9 @@ from slipway_provisioner.loops.measure import measure
 from slipway_provisioner.loops.watch import Watch, effects
 from slipway_provisioner.loops.work import work
 from slipway_provisioner.providers.installed import installed
-from slipway_provisioner.providers.port import ProviderSettings, TerraformSettings
+from slipway_provisioner.providers.operator import UnusableSettings, permitted
+from slipway_provisioner.providers.operator import resolve as resolve_account
+from slipway_provisioner.providers.port import Provider, ProviderSettings, TerraformSettings
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store.pacing import SharedBuckets
 from slipway_provisioner.store.retention import RETENTION
@@ -55,15 +58,19 @@ PAUSE_SECONDS: Final = 0.1
 def build(settings: Settings) -> Service:
     """Assemble the service from its settings."""
     runtime = Runtime()
-    providers = installed(
+    providers: dict[str, Provider] = {}
+    found = installed(
         ProviderSettings(
             timeout_seconds=settings.call_timeout_seconds,
             pacing=SharedBuckets(lambda: runtime.database),
             accepted_seconds=settings.accepted_timeout_seconds,
-            workspaces=WorkspaceRuns(lambda: runtime.database, KeyRing(settings.state_keys)),
+            workspaces=WorkspaceRuns(
+                lambda: runtime.database, KeyRing(settings.state_keys), resolve=partial(resolve_account, providers)
+            ),
             terraform=_terraform(settings),
         )
     )
+    providers |= permitted(found, settings.operator_settings())
     launcher = Launcher(settings, providers)
     heartbeats = HeartbeatView()
     unavailable = partial(heartbeats.unavailable_seconds, after_seconds=settings.unavailable_after_seconds)
@@ -190,7 +197,12 @@ def _terraform(settings: Settings) -> TerraformSettings:
 
 
 def main() -> None:
-    build(from_environment(Settings)).run()
+    settings = from_environment(Settings)
+    try:
+        service = build(settings)
+    except UnusableSettings as error:
+        sys.exit(f"SLIPWAY_PROVIDERS: {error}")
+    service.run()
 
 
 if __name__ == "__main__":

@@ -9,11 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from slipway_common.declaration.fields import Money, Place, Provider
 from slipway_common.declaration.files import read_file
+from slipway_common.declaration.strict_yaml import Invalid, read
 from slipway_common.declaration.user_data import URL_PATTERN
 from slipway_common.signal_settings import SignalSettings
 from slipway_provisioner.domain.deadlines import DefaultDeadlines, defaults
 from slipway_provisioner.domain.encryption import KeyRing
 from slipway_provisioner.domain.limits import Tariff
+from slipway_provisioner.domain.operator import OperatorSettings, operator_settings
 from slipway_provisioner.domain.prices import MachineKind, Prices
 
 
@@ -25,6 +27,10 @@ class Settings(SignalSettings):
     """URL at which machines reach this service, at most 200 characters [default: its own host and port]."""
     registration_key: str
     """Key from which batch registration secrets are derived. After a change, booting machines cannot register."""
+    providers: str = ""
+    """Providers that declarations may use, by name and with commas between them [default: those that run no commands].
+    As a mapping in YAML, usually in the file of SLIPWAY_PROVIDERS_FILE, it also has each provider's `entries` (files,
+    executables and endpoints) and `credentials`, which declarations name."""
     state_keys: str = ""
     """Keys that encrypt the states of Terraform workspaces, one a line: the base64 of 32 random bytes. The first one
     encrypts, all decrypt [default: none, and no workspace is made]."""
@@ -118,6 +124,16 @@ class Settings(SignalSettings):
     launching: bool = True
     """False: decide and record, but launch nothing (for a drill)."""
 
+    @field_validator("providers")
+    @classmethod
+    def _readable_providers(cls, text: str) -> str:
+        _operator_settings(text)
+        return text
+
+    def operator_settings(self) -> OperatorSettings | None:
+        """Providers that may be declared, with the operator's settings; None: those that run no commands."""
+        return _operator_settings(self.providers)
+
     @field_validator("state_keys")
     @classmethod
     def _usable(cls, lines: str) -> str:
@@ -157,6 +173,21 @@ class Settings(SignalSettings):
 def _prices(path: Path | None) -> Prices:
     """Read prices from a file, once; raises ValueError with the location of the error."""
     return {} if path is None else read_file(path, prices_of)
+
+
+@cache
+def _operator_settings(text: str) -> OperatorSettings | None:
+    """Settings of providers in the value of `providers`. Raises ValueError with the place of the error."""
+    if not text.strip():
+        return None
+    try:
+        document = read(text)
+        if document.problems:
+            raise Invalid(document.problems)
+    except Invalid as error:
+        first = error.problems[0]
+        raise ValueError(f"line {first.line}: {first.path}: {first.reason}") from None
+    return operator_settings(document.value)
 
 
 class _Price(BaseModel):

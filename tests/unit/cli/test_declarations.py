@@ -89,7 +89,7 @@ def test_apply_checks_both_services_first_and_is_idempotent(services: Services, 
 
 POOL_OF_AWS: Final = "version: 1\nlease_pools: [{id: aws-main, limit: 50}]\n"
 ACCOUNT_OF_AWS: Final = """accounts:
-  - {id: aws-main, provider: aws, region: eu-central-1, identity: "1", lease_pool: aws-main, credential: {file: /key}}
+  - {id: aws-main, provider: aws, region: eu-central-1, identity: "1", lease_pool: aws-main, credential: {name: ci}}
 """
 PACED_BY_AWS: Final = {"interval_seconds": 0.5, "burst": 1}
 

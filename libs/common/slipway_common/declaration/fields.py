@@ -68,14 +68,6 @@ PLACE_PATTERN: Final = Pattern(
     r"^[!-.0-~]{1,100}$",
     "is not valid: use 1 to 100 visible ASCII characters without spaces and slashes",
 )
-ENVIRONMENT_PATTERN: Final = Pattern(
-    r"^[A-Z][A-Z0-9_]{0,99}$",
-    "is not a prefix of environment variables: use 1 to 100 upper-case letters, digits and _, a letter first",
-)
-FILE_PATTERN: Final = Pattern(
-    r"^/[!-~]{1,999}$",
-    "is not an absolute path: begin with / and use up to 1,000 visible ASCII characters without spaces",
-)
 # Bounded digits: "1e999999999" would take minutes to compute.
 RATIO_PATTERN: Final = r"^[0-9]{1,9}(\.[0-9]{1,9}|/[0-9]{1,9})?$"
 MONEY_PATTERN: Final = r"^[0-9]{1,9}(\.[0-9]{1,9})?$"
@@ -125,8 +117,6 @@ Id = Annotated[str, Field(max_length=ID_CHARACTERS_MAX), ID_PATTERN]
 Provider = Annotated[str, PROVIDER_PATTERN]
 Name = Annotated[str, NAME_PATTERN]
 Place = Annotated[str, PLACE_PATTERN]
-EnvironmentPrefix = Annotated[str, ENVIRONMENT_PATTERN]
-FilePath = Annotated[str, FILE_PATTERN]
 Count = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 AtLeastOne = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Positive = Annotated[float, Field(strict=True, gt=0, le=1_000_000, allow_inf_nan=False)]

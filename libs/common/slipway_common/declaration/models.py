@@ -4,8 +4,9 @@ They validate each entry by itself; `identity` has the rules across entries, and
 knows the applied state or the settings of any provider.
 """
 
+from collections.abc import Mapping
 from fractions import Fraction
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -22,8 +23,6 @@ from slipway_common.declaration.deadlines import contradiction
 from slipway_common.declaration.fields import (
     AtLeastOne,
     Count,
-    EnvironmentPrefix,
-    FilePath,
     Id,
     Money,
     Name,
@@ -164,30 +163,34 @@ class LeasePool(_Declared):
         return self
 
 
-class WebIdentity(_Declared):
-    """Role that is assumed with the token of a file, which its issuer renews."""
-
-    role: Name
-    token_file: FilePath
+OF_OPERATOR: Final = ("environment", "file", "web_identity")
+"""Kinds of credentials that are paths and variables of the provisioner: its operator names them, in its settings."""
 
 
 class Credential(_Declared):
-    """Reference to a credential: exactly one of environment, file, web_identity and role. It never holds a secret."""
+    """Reference to a credential: exactly one of name and role. It never holds a secret, and never says where one is."""
 
-    environment: EnvironmentPrefix | None = Field(
-        None, description="Prefix of the environment variables that hold the credential, for example CI_AWS."
-    )
-    file: FilePath | None = Field(None, description="Absolute path of the file that holds the credential.")
-    web_identity: WebIdentity | None = None
+    name: Name | None = Field(None, description="Credential of the operator's settings of the provider.")
     role: Name | None = Field(None, description="Role to assume, as the provider names it.")
     external_id: Name | None = Field(None, description="External id with which the role is assumed.")
     source: "Credential | None" = Field(
         None, description="Credential that assumes the role [default: that of the provisioner's own machine]."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        for kind in OF_OPERATOR:
+            if isinstance(given, Mapping) and kind in given:
+                raise ValueError(
+                    f"{kind} is stated by the operator; write it into credentials of the provider in "
+                    "SLIPWAY_PROVIDERS, and name: NAME of that credential here"
+                )
+        return given
+
     @model_validator(mode="after")
     def _one(self) -> "Credential":
-        names = ("environment", "file", "web_identity", "role")
+        names = ("name", "role")
         given = [name for name in names if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none of them"

@@ -65,6 +65,7 @@ class Agents:
         self.corrected_seconds = 0.0
         self._watching: asyncio.Task[None] | None = None
         self._following: set[asyncio.Task[None]] = set()
+        deployment.providers |= self._permitted()
 
     @property
     def tag(self) -> str:
@@ -78,21 +79,22 @@ class Agents:
         for account in body["accounts"]:
             if account["provider"] == "process":
                 account["identity"] = socket.gethostname()
-                account["settings"] |= self._settings()
+                account["settings"]["queue_url"] = f"{self.deployment.url('simulator')}/queue"
         return parse(body)
 
     def left_over(self) -> str:
         return "" if self.left is None else f"Agent processes still running: {self.left}"
 
-    def _settings(self) -> dict[str, Any]:
+    def _permitted(self) -> dict[str, Any]:
+        """Operator's settings of the provider of the agents."""
         # A mutated copy of the tree runs agents of that copy.
         environment = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
-        return {
+        own = {
             "command": ["sh", "-c", LAUNCHER, str(self.path), *AGENT],
-            "queue_url": f"{self.deployment.url('simulator')}/queue",
             "log_folder": str(self.deployment.folder / LOGS),
             "environment": environment,
         }
+        return {"process": {"entries": {"default": own}}}
 
     async def start(self, supervisor: Supervisor) -> None:
         """Start to record the start and end of every agent."""

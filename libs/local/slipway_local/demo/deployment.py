@@ -106,6 +106,8 @@ class Deployment:
         self.ledger = folder / "ledger.jsonl"
         self._replaced: dict[str, int] = {}  # how many times, by service
         self.token = new_secret()
+        self.providers: dict[str, Any] = {"simulated": {"entries": {"default": {"url": self.url("simulator")}}}}
+        """Operator's settings of the provisioner's providers, until it starts."""
         self.tokens_file = folder / "tokens.yaml"
         # A busy machine answers late. A service may close an idle connection just when it is used again.
         self.http = httpx2.AsyncClient(timeout=30.0, limits=httpx2.Limits(max_keepalive_connections=0))
@@ -254,6 +256,7 @@ class Deployment:
             "SLIPWAY_TOKENS_FILE": str(self.tokens_file),
             "SLIPWAY_LEDGER": str(self.ledger),
             "SLIPWAY_REGISTRATION_KEY": hash_secret(self.token),
+            "SLIPWAY_PROVIDERS": msgspec.json.encode(self.providers).decode(),
             "SLIPWAY_LEASE_BROKER_URL": self.url("lease-broker"),
             "SLIPWAY_SPEED": repr(self.speed),  # the weight-calculator divides the times of its profiles itself
         }
@@ -262,14 +265,11 @@ class Deployment:
         return env | dict(self.environment.get(name, {}))
 
     def declaration(self, path: Path) -> Declaration:
-        """The declaration in `path` with durations divided by the speed and the URL of this run's simulator.
+        """The declaration in `path` with durations divided by the speed.
 
         Its owner is the one that `slipway apply` takes for a file of this name."""
         declared = scaled(load(path.read_text()), self.speed).model_dump(mode="json")
         declared["metadata"]["owner"] = declared["metadata"]["owner"] or path.name
-        for account in declared["accounts"]:
-            if account["provider"] == "simulated":
-                account["settings"]["url"] = self.url("simulator")
         return parse(declared)
 
     async def apply(self, declared: Declaration, *, confirm: str = "") -> None:

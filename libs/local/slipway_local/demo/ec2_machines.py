@@ -52,6 +52,10 @@ class Ec2Machines:
         self.server = EmbeddedEc2(deployment.folder)
         self.corrected_seconds = 0.0
         self._certificates: list[str] = []
+        deployment.providers["aws"] = {
+            "entries": {"default": dict.fromkeys(ENDPOINTS, self.server.url)},
+            "credentials": {"demo": {"environment": "DEMO_AWS"}},
+        }
         self.left: dict[str, int] | None = None  # live resources at the end; None until counted
         run = {"seed": seed, "speed": deployment.speed, "faults": msgspec.to_builtins(tuple(faults))}
         self._scenario = SCENARIO | run | more
@@ -61,8 +65,7 @@ class Ec2Machines:
         queue_url = f"{self.deployment.url('simulator')}/queue"
         for account in body["accounts"]:
             if account["provider"] == "aws":
-                own = dict.fromkeys(ENDPOINTS, self.server.url)
-                account["settings"] |= own | {"queue_url": queue_url, "identity_certificates": self._certificates}
+                account["settings"] |= {"queue_url": queue_url, "identity_certificates": self._certificates}
         return parse(body)
 
     async def start(self, supervisor: Supervisor) -> None:

@@ -40,28 +40,17 @@ class TerraformMachines(Agents):
     """Agents that are resources of a ledger in the deployment's folder."""
 
     def __init__(self, deployment: Deployment) -> None:
-        super().__init__(deployment)
         self.ledger = Ledger(deployment.folder / "ledger")
+        super().__init__(deployment)
 
     def declared(self, declaration: Declaration) -> Declaration:
         guard().tagged(f"{INSTANCE_TAG}={self.tag}")
         body = declaration.model_dump(mode="json")
-        binary, digest = write_mirror(self.deployment.folder / "plugins")
         for account in body["accounts"]:
             account["identity"] = self.ledger.folder.name
-            settings = account["settings"]
-            settings |= {
-                "tool": str(TERRAFORM.path),
-                "modules_folder": str(MODULES.resolve()),
+            account["settings"] |= {
                 "lookup": {"module": LOOK_UP, "digest": module_digest(MODULES / LOOK_UP)},
-                "configuration": {"folder": str(self.ledger.folder), "agent": json.dumps(self._agent())},
                 "queue_url": f"{self.deployment.url('simulator')}/queue",
-            }
-            settings["plugins"][0] |= {
-                "source": SOURCE,
-                "version": VERSION,
-                "binary": str(binary),
-                "digest": digest,
             }
         for pool in body["worker_pools"]:
             for config in pool["launch_configs"]:
@@ -72,6 +61,17 @@ class TerraformMachines(Agents):
         if reason := missing():
             raise StartFailed(reason)
         await super().start(supervisor)
+
+    def _permitted(self) -> dict[str, Any]:
+        binary, digest = write_mirror(self.deployment.folder / "plugins")
+        plugin = {"source": SOURCE, "version": VERSION, "binary": str(binary), "digest": digest}
+        own = {
+            "tool": str(TERRAFORM.path),
+            "modules_folder": str(MODULES.resolve()),
+            "configuration": {"folder": str(self.ledger.folder), "agent": json.dumps(self._agent())},
+            "plugins": [plugin | {"mode": "debug", "arguments": ["--dev"]}],
+        }
+        return {"terraform": {"entries": {"default": own}}}
 
     def left_over(self) -> str:
         return "" if self.left is None else f"left {self.left}"

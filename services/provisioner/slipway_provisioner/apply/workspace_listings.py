@@ -30,8 +30,8 @@ NO_CONFIG: Final = "the launch config of its workspace, and with it its module, 
 class AccountListings:
     """Listings in the database."""
 
-    def __init__(self, connected: Callable[[], Database], keys: KeyRing) -> None:
-        self._connected, self._keys = connected, keys
+    def __init__(self, connected: Callable[[], Database], keys: KeyRing, resolve: Callable[[Account], Account]) -> None:
+        self._connected, self._keys, self._resolve = connected, keys, resolve
 
     async def orphans(self, account: Account, *, visibility_seconds: float) -> Sequence[OrphanWorkspace]:
         async with self._connected().acquire() as db:
@@ -49,7 +49,12 @@ class AccountListings:
             if found is None:
                 return None
             account_id, fence, began_at = found
-            return ListingClaim(account=await accounts.get(db, account_id), fence=fence, began_at=began_at)
+            try:
+                account = self._resolve(await accounts.get(db, account_id))
+            except ValueError as error:
+                await workspace_listings.fail(db, account_id, fence, str(error), due_seconds=RETRY_SECONDS)
+                return None
+            return ListingClaim(account=account, fence=fence, began_at=began_at)
 
     async def finish(self, claim: ListingClaim, found: Sequence[Resource], *, visibility_seconds: float) -> int:
         async with self._connected().acquire() as db, db.transaction():

@@ -46,13 +46,16 @@ class WorkspaceRuns:
         keys: KeyRing,
         *,
         clock: Callable[[], float] = monotonic_seconds,
+        resolve: Callable[[Account], Account] = lambda account: account,
     ) -> None:
-        """`database` is None until the service has connected, before which nothing is called."""
+        """`database` is None until the service has connected, before which nothing is called. `resolve` gives an
+        account its operator's settings, and raises ValueError if there are none."""
         self._database = database
         self._keys = keys
         self._clock = clock
         self._lapsed = LapsedLocks()
-        self.listings = AccountListings(self._connected, keys)
+        self._resolve = resolve
+        self.listings = AccountListings(self._connected, keys, resolve)
 
     @property
     def problem(self) -> str:
@@ -196,6 +199,10 @@ class WorkspaceRuns:
         account = await accounts.get(db, row.account_id)
         operation = operation_of(row)
         claim = RunClaim(workspace=row, operation=operation, account=account, unsettled_seconds=unsettled)
+        try:
+            claim = msgspec.structs.replace(claim, account=self._resolve(account))
+        except ValueError as error:
+            return msgspec.structs.replace(claim, problem=str(error))
         try:
             state = await workspaces.document(db, row.id, Kind.STATE, self._keys)
             given = await workspaces.document(db, row.id, Kind.INPUTS, self._keys)

@@ -23,6 +23,7 @@ from slipway_common.declaration.changes import (
 )
 from slipway_provisioner.domain import guard, ownership, revisions, roll_out
 from slipway_provisioner.domain.declaration import DeclarationRefused, Request
+from slipway_provisioner.domain.operator import ENTRY
 from slipway_provisioner.domain.revisions import (
     BODY,
     HEALTH_SETTINGS,
@@ -495,7 +496,7 @@ def _location(account: AccountRow) -> guard.Location:
         provider=account.provider,
         region=account.region,
         identity=account.identity,
-        configuration=account.settings.get("configuration"),
+        entry=account.settings.get(ENTRY),
     )
 
 

@@ -43,20 +43,20 @@ def of_maximum(kind: str, id_: str, before: int, after: int, serving: int) -> It
 
 
 class Location(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the machines of an account are. `configuration` is the setting in which some providers declare it."""
+    """Where the machines of an account are. `entry` names the operator's settings, which may have it."""
 
     provider: str
     region: str
     identity: str
-    configuration: Any = None
+    entry: Any = None
 
 
 def of_account(id_: str, before: Location, after: Location, workers: int) -> Iterator[Danger]:
     """Danger of an account that moves while it has `workers`: they would be looked up in the new place only."""
     names = [name for name in Location.__struct_fields__ if getattr(before, name) != getattr(after, name)]
-    shown = [name for name in names if name != "configuration"]
+    shown = [name for name in names if name != "entry"]
     moved = [difference(name, getattr(before, name), getattr(after, name)) for name in shown]
-    moved += ["settings.configuration"] if names != shown else []
+    moved += ["settings.entry"] if names != shown else []
     if moved and workers:
         lost = (
             "would be looked up there, count as gone and never be terminated; stop them first, or declare a new account"

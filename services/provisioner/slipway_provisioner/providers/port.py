@@ -216,6 +216,11 @@ class Provider(Lifecycle, Declarations, LookUps, Protocol):
 
     real: bool = True
     """Its machines cost money: new pools that declare no mode begin in mode observe."""
+    runs_commands: bool = True
+    """Calls start programs on this host. Such a provider may be declared only where SLIPWAY_PROVIDERS lists it."""
+    operator_settings: frozenset[str] = frozenset()
+    """Settings of accounts that are paths, commands or endpoints: the operator states them in SLIPWAY_PROVIDERS, and a
+    declaration names the entry that has them."""
     accepts_calls: bool = False
     """Create calls may be accepted, and then keep their lease for up to `accepted_timeout_seconds`."""
     launches_per_second: float | None = None

@@ -98,6 +98,7 @@ class Processes(Provider):
     """Provider of processes. The deployment is part of every tag, since deployments may share a host."""
 
     real = False
+    operator_settings = frozenset({"command", "environment", "log_folder", "work_folder"})
 
     def __init__(self, settings: ProviderSettings) -> None:
         self.settings = settings
@@ -129,6 +130,13 @@ class Processes(Provider):
                 return f"{name} is {folder!r}; write an absolute path, such as /var/lib/slipway"
         if bad := _bad_variables(settings.environment):
             return f"environment contains {bad!r}, which cannot be passed to a process; write NAME: value"
+        return ""
+
+    def config_problem(self, account_settings: Mapping[str, Any], config_settings: Mapping[str, Any]) -> str:
+        if "environment" in config_settings:  # PATH or LD_PRELOAD would be as good as a command
+            return (
+                "environment is a setting of the operator; write it into the entry of the account in SLIPWAY_PROVIDERS"
+            )
         return ""
 
     def honours_tokens(self, account: Account) -> bool:
@@ -243,7 +251,6 @@ class Processes(Provider):
     ) -> "subprocess.Popen[bytes]":
         config = request.config
         environment = {name: os.environ[name] for name in HANDED_ON if name in os.environ} | settings.environment
-        environment |= _mapping(config["settings"].get("environment"))
         own = encoded(config["id"], request.incarnation)
         environment[INSTANCE_TAG] = tag_prefix(account, request.batch_id, str(number)) + own
         with ExitStack() as stack:
@@ -387,10 +394,6 @@ def _tail(folder: Path, batch_id: str) -> str:
             log.seek(max(0, path.stat().st_size - CONSOLE_BYTES_MAX))
             return log.read().decode(errors="replace")
     return ""
-
-
-def _mapping(given: Any) -> dict[str, str]:
-    return {str(name): str(value) for name, value in given.items()} if isinstance(given, Mapping) else {}
 
 
 def _bad_variables(environment: Mapping[str, str]) -> str:

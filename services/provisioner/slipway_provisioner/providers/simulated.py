@@ -39,6 +39,8 @@ class Simulated(Provider):
     """Provider of simulated instances."""
 
     real = False
+    runs_commands = False
+    operator_settings = frozenset({"url"})
 
     def __init__(self, settings: ProviderSettings) -> None:
         self.settings = settings
@@ -52,7 +54,8 @@ class Simulated(Provider):
     def problem(self, account_settings: Mapping[str, Any], region: str) -> str:
         url = account_settings.get("url")
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-            return f"url is {url!r}; write the simulator's address, for example url: http://127.0.0.1:7304"
+            address = "the simulator's address, such as http://127.0.0.1:7304"
+            return f"url is {url!r}; the operator writes {address}, into an entry"
         if not isinstance(account_settings.get("image_namespace", ""), str):
             return "image_namespace is no text; write the name that the keys of its images begin with"
         if not isinstance(account_settings.get("errors", {}), Mapping):
@@ -137,7 +140,7 @@ class Simulated(Provider):
         response = await self._call("DELETE", account, _instance_path(instance_id))
         error = _json(response) if response.status_code == 409 else {}
         if error.get("code") == NOT_PERMITTED:
-            remedy = f"curl -X DELETE {account.settings['url']}/faults/no-termination"
+            remedy = f"curl -X DELETE {account.settings.get('url', '')}/faults/no-termination"
             raise TerminationRefused({instance_id: Protected(f"{NOT_PERMITTED}: {error.get('message')}", remedy)})
         if response.status_code not in {204, 404}:
             raise OutcomeUnknown(f"terminate {instance_id}: HTTP {response.status_code}")
@@ -157,7 +160,7 @@ class Simulated(Provider):
 
 
 def _url(account: Account) -> str:
-    return f"{account.settings['url']}/accounts/{quote(account.id, safe='')}"
+    return f"{account.settings.get('url', '')}/accounts/{quote(account.id, safe='')}"
 
 
 def _instance_path(instance_id: str) -> str:

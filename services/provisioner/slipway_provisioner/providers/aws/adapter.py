@@ -28,6 +28,7 @@ from slipway_provisioner.providers.aws.lookups import Ec2LookUps, described
 from slipway_provisioner.providers.aws.quotas import quota_family
 from slipway_provisioner.providers.aws.remains import Remains
 from slipway_provisioner.providers.aws.settings import (
+    OPERATOR_SETTINGS,
     account_problem,
     account_settings,
     credential_problem,
@@ -60,6 +61,8 @@ CONSOLES: Final = {
 class Ec2(Ec2LookUps, Provider):
     """Provider of EC2 instances."""
 
+    runs_commands = False
+    operator_settings = OPERATOR_SETTINGS
     launches_per_second = calls.RUN_INSTANCES.refill_per_second
 
     def __init__(self, settings: ProviderSettings) -> None:

@@ -32,6 +32,8 @@ PARTITIONS: Final = {
 """Partitions by the prefixes of their regions; all other regions lie in `aws`."""
 _SUBNET: Final = re.compile(r"subnet-[0-9a-z]{1,32}")
 _ROLE: Final = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[\w+=,.@/-]+")
+OPERATOR_SETTINGS: Final = frozenset({"endpoint_url", "sts_endpoint_url", "quotas_endpoint_url", "proxy", "ca_bundle"})
+"""Settings of accounts that only the operator states: calls are sent there with the credentials of this service."""
 EXTERNAL_ID_CHARACTERS_MIN: Final = 2
 _GROUP: Final = re.compile(r"sg-[0-9a-z]+")
 

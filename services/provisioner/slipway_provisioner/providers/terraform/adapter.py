@@ -59,6 +59,7 @@ class Terraform(Provider):
     """Provider of workers made by modules."""
 
     accepts_calls = True
+    operator_settings = frozenset({"tool", "plugins", "modules_folder", "configuration"})
 
     def __init__(self, settings: ProviderSettings) -> None:
         self.settings = settings
