@@ -208,7 +208,7 @@ async def prepared(supervisor: Supervisor, pools_: int, window: int) -> AsyncIte
         try:
             provisioner = Provisioner(database)
             await database.execute("UPDATE incarnation SET server = slipway_server()")
-            await provisioner.declare(cells.declaration(Cell(pools_, 0, 1), "http://127.0.0.1:1"))
+            await provisioner.declare(cells.declaration(Cell(pools_, 0, 1)))
             await database.execute(PASSED)
             await cells.fill(url, Cell(pools_, 0, 1))
             for statement, *arguments in ((NEEDED,), (WINDOW_OF_IMAGE, IMAGE.text, window), (ALL_DIRTY,)):

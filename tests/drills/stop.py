@@ -35,13 +35,13 @@ ALIVE = "SELECT count(*)::int AS n FROM provisioner.lease WHERE state <> 'ended'
 async def play(harness: Harness) -> Verdict:
     """Play the drill."""
     deployment = harness.new_deployment(seconds=SECONDS)
-    await deployment.start()
-    direct = deployment.url("simulator")
     proxies = {name: Proxy(deployment.ports["simulator"]) for name in NAMES if name.endswith(LOST) or name in EXPIRING}
-    urls = {name: f"http://127.0.0.1:{await proxy.start()}" for name, proxy in proxies.items()}
+    entries = deployment.providers["simulated"]["entries"]
+    entries |= {name: {"url": f"http://127.0.0.1:{await proxy.start()}"} for name, proxy in proxies.items()}
+    await deployment.start()
     accounts = {
         name: Account(
-            url=urls.get(name, direct),
+            entry=name if name in proxies else "default",
             honours_tokens=True,
             reserve_seconds=HOLD_SECONDS,
             hold_seconds=HOLD_SECONDS if name in EXPIRING else 10 * HOLD_SECONDS,

@@ -32,7 +32,7 @@ async def deployment() -> AsyncIterator[Deployment]:
         async with Supervisor() as supervisor:
             started = Deployment(supervisor, folder, speed=SPEED, seconds={}, environment={"provisioner": SAFE})
             await started.start()
-            await started.apply(briefly_held(declared(started.url("simulator"))))
+            await started.apply(briefly_held(declared()))
             yield started
             await started.remove()
 

@@ -151,7 +151,7 @@ def config_keys() -> dict[str, ConfigKeys]:
             credential_key(config.account),
             capacity_key(config.account, REGION, config.zone, config.instance_type),
         )
-        for pool in declaration("http://simulator").worker_pools or ()
+        for pool in declaration().worker_pools or ()
         for config in pool.launch_configs
     }
 

@@ -83,7 +83,7 @@ def test_arguments_that_are_no_numbers_are_refused(given: dict[str, str]) -> Non
 
 def test_the_bare_loop_sends_the_call_of_the_provisioner() -> None:
     """Also the same number of tags, so that both sides pay for requests and replies of one size."""
-    (account,) = (declared := declaration("http://127.0.0.1:1", 1))["accounts"]
+    (account,) = (declared := declaration(1))["accounts"]
     (config,) = declared["worker_pools"][0]["launch_configs"]
     call = committed(config, Ec2Settings(), LaunchSettings())
     theirs = parameters("token", 10)

@@ -209,6 +209,7 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.id = new_id()
         self.folder = folder
+        self.providers: dict[str, Any] = {}
 
 
 @needs_linux
