@@ -180,7 +180,7 @@ async def test_an_age_bounds_workers_that_were_asked_to_stop(provisioner: Provis
 
 
 async def test_nothing_leaves_while_nothing_could_replace_it(provisioner: Provisioner) -> None:
-    """Its mark is revoked, an alert says so, and it gets its whole drain time afterwards."""
+    """Its mark is revoked, an alert says so, and its task gets the rest of its drain time afterwards."""
     (machine,) = await running(provisioner)
     await claim(machine, "long", 0)
     await at(provisioner, HOUR)
@@ -196,7 +196,32 @@ async def test_nothing_leaves_while_nothing_could_replace_it(provisioner: Provis
     events = await provisioner.events()
     assert [event.kind for event in events if isinstance(event, AlertResolved)] == ["maximum-age"]
     worker = await provisioner.worker()
-    assert worker.drain_until == after(6 * HOUR)
+    assert worker.drain_until == after(5.9 * HOUR)
+
+
+async def test_obstacles_that_come_and_go(provisioner: Provisioner) -> None:
+    """A task that hangs has one drain time in all, and not one after each obstacle. The next task has one of its own,
+    and so has one that is claimed while its worker stays."""
+    (machine,) = await running(provisioner)
+    await claim(machine, "hangs", 0)
+    until = []
+    for start in (1.0, 2.0, 3.0):  # each time, half an hour without an obstacle and half an hour with one
+        await provisioner.declare(declared(**POOL, mode="enforce"))
+        await at(provisioner, start * HOUR)
+        until.append((await provisioner.worker()).drain_until)
+        if start == 2.0:
+            await provisioner.declare(declared(**POOL, mode="observe"))
+            await at(provisioner, 2.2 * HOUR)
+            await claim(machine, "next", 2.2 * HOUR)
+            await provisioner.demand(report(0, 1, at=2.2 * HOUR + 1, valid_for_seconds=24 * HOUR))
+        await provisioner.declare(declared(**POOL, mode="observe"))
+        await at(provisioner, (start + 0.5) * HOUR)
+    assert until == [after(2 * HOUR), after(2.5 * HOUR), after(4 * HOUR)]
+    assert await stops(provisioner) == []
+    await provisioner.declare(declared(**POOL, mode="enforce"))
+    for start in (4.0, 4.5):
+        await at(provisioner, start * HOUR)
+    assert await stops(provisioner) == ["its drain time after the maximum age has passed"]
 
 
 @pytest.mark.parametrize("raised", [{"maximum_age_seconds": 9 * HOUR}, {}])

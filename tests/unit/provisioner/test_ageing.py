@@ -60,8 +60,9 @@ def test_a_busy_one_leaves_after_its_task() -> None:
 
 def test_a_mark_is_revoked_if_nothing_could_replace_the_worker() -> None:
     worker = life(has_task=True, draining=True)
-    assert decide([worker], unwanted=0, room=0, obstacle="tripped").keep == [worker.worker_id]
-    assert decide([worker], unwanted=0, room=0, obstacle="") == Ageing(stop=[], drain=[], keep=[])
+    steps = decide([worker], unwanted=0, room=0, obstacle="tripped")
+    assert (steps.keep, steps.forget) == ([worker.worker_id], [])
+    assert decide([worker], unwanted=0, room=0, obstacle="") == Ageing(stop=[], drain=[], keep=[], forget=[])
 
 
 def test_a_marked_one_leaves_once_it_is_idle() -> None:
@@ -99,6 +100,20 @@ def test_the_drain_time() -> None:
     assert drain_until(life(drain_seconds=7.0), START, 5.0) == START + timedelta(seconds=7)
 
 
+def test_a_task_that_has_had_a_part_of_its_drain_time_gets_the_rest() -> None:
+    """Once something could replace its worker again; a shorter one that is declared meanwhile holds."""
+    assert drain_until(life(drain_left_seconds=3.0), START, 5.0) == START + timedelta(seconds=3)
+    assert drain_until(life(drain_left_seconds=0.0), START, 5.0) == START
+    assert drain_until(life(drain_left_seconds=3.0, drain_seconds=2.0), START, 5.0) == START + timedelta(seconds=2)
+
+
+@pytest.mark.parametrize("changes", [{"draining": True}, {"drain_left_seconds": 3.0}])
+def test_one_that_is_young_again_forgets_it(changes: dict[str, Any]) -> None:
+    young = life(0.5 * HOUR, has_task=True, **changes)
+    steps = decide([young], unwanted=0, room=0, obstacle="tripped")
+    assert (steps.keep, steps.forget) == ([], [young.worker_id])
+
+
 def test_a_worker_without_a_maximum_never_ages() -> None:
     worker = life(1e9, maximum_age_seconds=None)
     assert moments([worker]) == []
@@ -120,6 +135,7 @@ lives = st.lists(
         age=st.floats(0.85 * HOUR, 1.1 * HOUR),
         has_task=st.booleans(),
         draining=st.booleans(),
+        drain_left_seconds=st.none() | st.floats(0, HOUR),
         credential_seconds=st.none() | st.floats(1.2 * HOUR, 2 * HOUR),
     ),
     max_size=30,
@@ -133,8 +149,10 @@ def test_laws(lives: list[Life], unwanted: int, room: int, obstacle: str) -> Non
     leave = [by_id[id_] for id_ in (*steps.stop, *steps.drain)]
     assert all(one.drains_in <= 0 for one in leave)
     assert all(not by_id[id_].has_task for id_ in steps.stop)
-    assert all(by_id[id_].draining for id_ in steps.keep)
-    assert len({*steps.stop, *steps.drain, *steps.keep}) == len(steps.stop) + len(steps.drain) + len(steps.keep)
+    assert all(by_id[id_].draining and by_id[id_].drains_in <= 0 for id_ in steps.keep)
+    assert all(by_id[id_].drains_in > 0 for id_ in steps.forget)
+    named = [*steps.stop, *steps.drain, *steps.keep, *steps.forget]
+    assert len(set(named)) == len(named)
     unforced = [one for one in leave if one.forced_in > 0]
     if obstacle:
         assert len(unforced) <= unwanted

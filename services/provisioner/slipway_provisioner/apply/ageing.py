@@ -10,6 +10,7 @@ from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lifecycle import REGISTERED
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain import ageing
+from slipway_provisioner.domain import workers as domain
 from slipway_provisioner.domain.ageing import Ageing
 from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.workers import Worker, hastened, stopping
@@ -20,16 +21,22 @@ from slipway_provisioner.store import pools, workers
 async def marked(
     tx: Connection, observed: Observed, steps: Ageing, locked: Sequence[Worker], now: datetime
 ) -> list[Worker]:
-    """The locked workers, of which those that begin to drain know until when, and those that no longer do forget it."""
+    """The locked workers, of which those that begin to drain know until when, and those that no longer do keep what is
+    left of their drain time, or forget it."""
     lives = {life.worker_id: life for life in observed.lives}
     begin = {*steps.drain, *steps.stop}
     is_usual = any(lives[id_].drain_seconds is None for id_ in begin)
     default = await store.drain_seconds(tx, observed.pool.id) if is_usual else 0.0
-    until = dict.fromkeys(steps.keep) | {id_: ageing.drain_until(lives[id_], now, default) for id_ in begin}
-    return [
-        msgspec.structs.replace(worker, drain_until=until[worker.id]) if worker.id in until else worker
-        for worker in locked
-    ]
+    after = []
+    for worker in locked:
+        if worker.id in begin:
+            worker = domain.draining(worker, ageing.drain_until(lives[worker.id], now, default))
+        elif worker.id in steps.keep:
+            worker = domain.not_draining(worker, now)
+        elif worker.id in steps.forget:
+            worker = msgspec.structs.replace(worker, drain_until=None, drain_left_seconds=None)
+        after.append(worker)
+    return after
 
 
 async def alert(tx: Connection, observed: Observed, steps: Ageing) -> None:

@@ -110,7 +110,9 @@ def _requested(
 async def _stop(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> None:
     """Stop workers that are still idle, and mark those that drain for their age."""
     aged = plan.ageing
-    locked = await workers.lock(tx, sorted({*plan.stop, *plan.drain, *aged.stop, *aged.drain, *aged.keep}))
+    locked = await workers.lock(
+        tx, sorted({*plan.stop, *plan.drain, *aged.stop, *aged.drain, *aged.keep, *aged.forget})
+    )
     locked = await ageing.marked(tx, observed, aged, locked, now)
     locked = [w for w in locked if w.state in REGISTERED or w.is_finishing]
     reasons = {w.id: draining_reason(w.launch_config_id) for w in locked if w.id in plan.drain}

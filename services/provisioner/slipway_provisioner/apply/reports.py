@@ -112,6 +112,8 @@ async def claimed(tx: Connection, agent: Agent, claim: ReportedClaim) -> tuple[A
     after, event = domain.claimed(worker, claim.task_id, claim.source, at)
     if not open_claims(claims):  # a claim that came late has ended by now
         after = msgspec.structs.replace(after, idle_since=worker.idle_since)
+    if not {each.key for each in open_claims(known)} & {each.key for each in open_claims(claims)}:
+        after = domain.with_new_task(after)
     ended = len(open_claims(claims)) < len(open_claims(known)) + is_new
     return await _save(tx, after, event if is_published else None, at, ended=ended), is_counted
 

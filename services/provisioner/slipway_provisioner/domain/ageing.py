@@ -28,6 +28,7 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
 
     `age_seconds` is its uptime since its launch, without downtime of this service; `clock_seconds` has all time since,
     as the end of a credential does. `has_task`: it has one, or may have. `draining`: it leaves after its task.
+    `drain_left_seconds`: what its task has left of a drain time that an obstacle has interrupted.
     """
 
     worker_id: str
@@ -39,6 +40,7 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     maximum_age_seconds: float | None = None
     credential_seconds: float | None = None
     drain_seconds: float | None = None
+    drain_left_seconds: float | None = None
 
     @property
     def drains_in(self) -> float:
@@ -72,13 +74,15 @@ def drawn_share(worker_id: str) -> float:
 
 class Ageing(msgspec.Struct, frozen=True, kw_only=True):
     """Steps for workers of full age, by their ids. `stop`: idle ones that leave. `drain`: those that begin to drain,
-    and leave after their task. `keep`: those that drain no longer, since nothing could replace them or their maximum
-    age was raised. `irreplaceable`: number of those at the maximum age that stay, since a `cause` keeps any other from
-    starting."""
+    and leave after their task. `keep`: those that drain no longer, since nothing could replace them; their tasks have
+    the rest of their drain time once something could. `forget`: those whose maximum age was raised, which have a whole
+    one when they reach it. `irreplaceable`: number of those at the maximum age that stay, since a `cause` keeps any
+    other from starting."""
 
     stop: Sequence[str] = ()
     drain: Sequence[str] = ()
     keep: Sequence[str] = ()
+    forget: Sequence[str] = ()
     irreplaceable: int = 0
     cause: str = ""
 
@@ -94,7 +98,9 @@ def decide(lives: Iterable[Life], *, unwanted: int, room: int, obstacle: str) ->
     lives = list(lives)
     stop: list[str] = []
     drain: list[str] = []
-    keep = [life.worker_id for life in lives if life.draining and life.drains_in > 0]
+    keep: list[str] = []
+    had_drained = (life for life in lives if life.draining or life.drain_left_seconds is not None)
+    forget = [life.worker_id for life in had_drained if life.drains_in > 0]
     irreplaceable = 0
     aged = sorted((life for life in lives if life.drains_in <= 0), key=lambda life: (life.forced_in, life.late_in))
     room -= sum(life.draining and not life.leaving for life in aged)
@@ -111,12 +117,14 @@ def decide(lives: Iterable[Life], *, unwanted: int, room: int, obstacle: str) ->
             stop.append(life.worker_id)
         elif not life.draining:
             drain.append(life.worker_id)
-    return Ageing(stop=stop, drain=drain, keep=keep, irreplaceable=irreplaceable, cause=obstacle)
+    return Ageing(stop=stop, drain=drain, keep=keep, forget=forget, irreplaceable=irreplaceable, cause=obstacle)
 
 
 def drain_until(life: Life, now: datetime, default_seconds: float) -> datetime:
-    """End of the drain of a worker that begins now: after its drain time, and not after the end of its credentials."""
+    """End of the drain of a worker that begins now: after its drain time, or what its task has left of it, and not
+    after the end of its credentials. Obstacles that come and go give a task that hangs no new one each time."""
     seconds = life.drain_seconds or default_seconds
+    seconds = min(seconds, seconds if life.drain_left_seconds is None else life.drain_left_seconds)
     left = inf if life.credential_seconds is None else max(0.0, life.credential_seconds - life.clock_seconds)
     return now + timedelta(seconds=min(seconds, left))
 

@@ -45,10 +45,11 @@ class ReportedNotice(msgspec.Struct, frozen=True):
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """Row of the table `worker`; fields are its columns. `may_finish`: it was asked to stop, and may finish a task that
     it has claimed. `leave_after_task`: as surplus it leaves after its task, unless it is wanted again by then.
-    `drain_until`: it has reached its maximum age and leaves after its task, or at that time. `termination_refusals`:
-    how often its provider has refused to terminate its instance since `termination_refused_at`; `stuck_at`: since when
-    it counts as stuck. `notice`: the last notice of its provider about its machine. `task_slots`: tasks that it runs at
-    once, as its launch config said when it was requested."""
+    `drain_until`: it has reached its maximum age and leaves after its task, or at that time. `drain_left_seconds`: what
+    its task has left of its drain time, of which it has had the rest. `termination_refusals`: how often its provider
+    has refused to terminate its instance since `termination_refused_at`; `stuck_at`: since when it counts as stuck.
+    `notice`: the last notice of its provider about its machine. `task_slots`: tasks that it runs at once, as its launch
+    config said when it was requested."""
 
     id: str
     pool_id: str
@@ -75,6 +76,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     stopping_at: datetime | None = None
     may_finish: bool = False
     drain_until: datetime | None = None
+    drain_left_seconds: float | None = None
     leave_after_task: bool = False
     termination_refusals: int = 0
     termination_refused_at: datetime | None = None
@@ -230,7 +232,7 @@ def claimed(worker: Worker, task_id: str, source: str, at: datetime) -> Change:
 
 
 def idle(worker: Worker, at: datetime) -> Change:
-    return _to(worker, "idle", idle_since=at), events.WorkerIdle(**_ids(worker))
+    return _to(worker, "idle", idle_since=at, drain_left_seconds=None), events.WorkerIdle(**_ids(worker))
 
 
 def error_reported(worker: Worker, kind: str, detail: str) -> Change:
@@ -284,6 +286,24 @@ def left_after_task(worker: Worker, now: datetime) -> list[Change]:
 def marked(worker: Worker, *, leave: bool) -> Worker:
     """Have a worker leave after its task, or stay. No event: it serves until then."""
     return msgspec.structs.replace(worker, leave_after_task=leave)
+
+
+def draining(worker: Worker, until: datetime) -> Worker:
+    """Have a worker of full age leave after its task, or at a time. No event: it serves until then."""
+    return msgspec.structs.replace(worker, drain_until=until, drain_left_seconds=None)
+
+
+def not_draining(worker: Worker, now: datetime) -> Worker:
+    """Have it stay. Its task keeps what is left of its drain time."""
+    if worker.drain_until is None:
+        return worker
+    left = max(0.0, (worker.drain_until - now).total_seconds())
+    return msgspec.structs.replace(worker, drain_until=None, drain_left_seconds=left)
+
+
+def with_new_task(worker: Worker) -> Worker:
+    """Forget what its former task had left of its drain time. One that drains goes on with it."""
+    return msgspec.structs.replace(worker, drain_left_seconds=None)
 
 
 def termination_refused(worker: Worker, now: datetime, *, stuck_after_seconds: float) -> Worker:

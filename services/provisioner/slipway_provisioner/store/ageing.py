@@ -31,12 +31,12 @@ aged AS MATERIALIZED (
         SELECT FROM worker w WHERE w.pool_id = $1 AND w.drain_until IS NOT NULL AND ({_LIVING})))
 SELECT w.worker_id, w.draining, w.leaving, w.has_task, coalesce(uptime_since(w.born_at), 0) AS age_seconds,
     extract(epoch FROM slipway_clock() - w.born_at)::float8 AS clock_seconds,
-    w.maximum_age_seconds, w.credential_seconds, w.drain_seconds
+    w.maximum_age_seconds, w.credential_seconds, w.drain_seconds, w.drain_left_seconds
 FROM (
     SELECT w.id::text AS worker_id, w.drain_until IS NOT NULL AS draining,
         w.state NOT IN ({states(REGISTERED)}) AS leaving,
         w.idle_since IS NULL OR NOT ({SEEN_SINCE_DOWNTIME}) AS has_task,
-        coalesce(w.launched_at, w.registered_at, w.requested_at) AS born_at, d.*,
+        coalesce(w.launched_at, w.registered_at, w.requested_at) AS born_at, w.drain_left_seconds, d.*,
         row_number() OVER (PARTITION BY w.drain_until IS NULL
             ORDER BY coalesce(w.launched_at, w.registered_at, w.requested_at)
                 + least(d.maximum_age_seconds, d.credential_seconds) * interval '1 s', w.id) AS place

@@ -444,6 +444,7 @@ worker = Table(
     required("may_finish", Boolean, server_default=FALSE),
     required("leave_after_task", Boolean, server_default=FALSE),
     Column("drain_until", TIME),
+    Column("drain_left_seconds", Double),
     required("termination_refusals", Integer, server_default=ZERO),
     Column("termination_refused_at", TIME),
     Column("stuck_at", TIME),

@@ -545,6 +545,7 @@ CREATE TABLE worker (
     may_finish BOOLEAN DEFAULT false NOT NULL,
     leave_after_task BOOLEAN DEFAULT false NOT NULL,
     drain_until TIMESTAMP WITH TIME ZONE,
+    drain_left_seconds DOUBLE PRECISION,
     termination_refusals INTEGER DEFAULT 0 NOT NULL,
     termination_refused_at TIMESTAMP WITH TIME ZONE,
     stuck_at TIMESTAMP WITH TIME ZONE,
