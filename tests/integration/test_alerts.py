@@ -13,7 +13,7 @@ from slipway_common.database import alerts
 from slipway_common.database.postgres import Database
 from slipway_common.events.alert import START_SECONDS, AlertRaised, AlertResolved
 from slipway_common.messaging import outbox
-from slipway_common.service import Service, ServiceSettings
+from slipway_common.service import CONFIRM_SECONDS, Service, ServiceSettings
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.provisioner import Provisioner, provisioner_on
 
@@ -169,6 +169,36 @@ async def test_a_process_that_was_killed_with_an_alert(service: Alerting) -> Non
     await successor._watch_partitions(service.database)
     assert await service.open() == [OTHER.dedup_key]
     assert [row.kind for row in await alerts.fetch(service.database, open_=False, limit=10)] == ["unowned-partition"]
+
+
+async def test_a_process_that_was_scaled_away_with_an_alert(service: Alerting) -> None:
+    """No process of its instance comes again, so that another one resolves what it no longer confirms."""
+    living, left = (Service("provisioner", ServiceSettings(database_url="", kafka="", instance=i)) for i in "12")
+    for process in (living, left):
+        await service.send(*process._unowned.changes(["t/0"], summary="s", effect="e"), OTHER)
+        process._unowned.raised = True
+        await process._unowned.confirm(service.database)
+    for seconds in (299, 301):
+        await service.set_clock(seconds)
+        living._unowned._confirmed_at -= CONFIRM_SECONDS
+        await living._unowned.confirm(service.database)
+        await service.republish()
+        assert (left._unowned.dedup_key in await service.open()) is (seconds < alerts.CONFIRMED_SECONDS)
+    assert sorted(await service.open()) == sorted([OTHER.dedup_key, living._unowned.dedup_key])
+    assert [row.resolution for row in await alerts.fetch(service.database, open_=False, limit=10)] == [alerts.ABANDONED]
+
+
+async def test_an_alert_that_was_resolved_while_its_process_could_not_confirm_it(service: Alerting) -> None:
+    """It is raised again: its cause lasts. One that was killed before it could confirm its alert has ended, too."""
+    process = Service("provisioner", ServiceSettings(database_url="", kafka=""))
+    await service.send(*process._unowned.changes(["t/0"], summary="s", effect="e"))
+    process._unowned.raised = True
+    await service.set_clock(301)
+    await service.republish()
+    assert await service.open() == []
+    await process._unowned.confirm(service.database)
+    await service.send(*process._unowned.changes(["t/0"], summary="s", effect="e"))
+    assert await service.open() == [process._unowned.dedup_key]
 
 
 async def test_two_replicas_publish_once(service: Alerting) -> None:

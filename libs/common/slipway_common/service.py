@@ -55,6 +55,7 @@ VERSION: Final = "0.1.0"
 GARBAGE_OBJECTS: Final = 50_000
 UNSENDABLE_ALERT_SECONDS: Final = 10.0
 ALERTS_SECONDS: Final = 60.0
+CONFIRM_SECONDS: Final = 60.0
 COMPRESSED_BYTES_MIN: Final = 4_096
 
 
@@ -379,11 +380,13 @@ class Service:
         return False
 
     async def _republish_alerts(self, database: Database) -> bool:
-        """Publish open alerts again each day, and delete the keys of those closed long ago from their topic."""
+        """Publish open alerts again each day, resolve those of processes that have ended, and delete the keys of those
+        closed long ago from their topic."""
         async with database.acquire() as db, db.transaction():
             events = [
                 *await alerts.claim_unpublished(db),
                 *await alerts.passed(db),
+                *await alerts.abandoned(db, [self._unowned.kind, self._unsendable.kind]),
                 *map(outbox.Tombstone, await alerts.claim_closed(db)),
             ]
             await outbox.enqueue(db, events)
@@ -399,9 +402,10 @@ class Service:
         places = [] if publication is None else publication.unsendable(UNSENDABLE_ALERT_SECONDS)
         late = [r for r in readings if r.unowned_for_seconds() > kafka.UNOWNED_ALERT_SECONDS]
         is_starting = monotonic_seconds() - self._began < START_SECONDS
-        if not is_starting:
-            for alert in (self._unowned, self._unsendable):
+        for alert in (self._unowned, self._unsendable):
+            if not is_starting:
                 await alert.take_over(database)
+            await alert.confirm(database)
         unowned = [r.name for r in late if not is_starting or await r.work_waits()]
         unsendable = sorted({topic for topic, _ in places if not is_starting or topic != SERVICE_HEARTBEAT.name})
         events = [
@@ -425,7 +429,7 @@ class Service:
 
 
 class PartitionAlert:
-    """Alert of one service process about partitions, raised while there are any."""
+    """Alert of one service process about partitions, raised while there are any, and confirmed meanwhile."""
 
     def __init__(self, kind: str, service: str, instance: str) -> None:
         self.kind = kind
@@ -433,12 +437,20 @@ class PartitionAlert:
         self.dedup_key = alert_key(service, kind, instance)
         self.raised = False  # as committed last
         self._is_taken_over = False
+        self._confirmed_at = -CONFIRM_SECONDS
 
     async def take_over(self, database: Database) -> None:
         """Take over, once, the open alert of a process of this instance that ended before it could resolve it."""
         if not self._is_taken_over:
             self.raised = self.raised or await alerts.is_open(database, self.dedup_key)
             self._is_taken_over = True
+
+    async def confirm(self, database: Database) -> None:
+        """Confirm the alert while it is raised, each minute. One that was resolved meanwhile, since this process could
+        not confirm it, is raised again."""
+        if self.raised and monotonic_seconds() - self._confirmed_at >= CONFIRM_SECONDS:
+            self.raised = await alerts.confirm(database, self.dedup_key)
+            self._confirmed_at = monotonic_seconds()
 
     def changes(self, names: Sequence[str], *, summary: str, effect: str) -> list[AlertRaised | AlertResolved]:
         """The event to publish; empty if nothing has changed."""

@@ -26,6 +26,9 @@ TOMBSTONE_SECONDS: Final = 7 * 86_400.0
 PASSING: Final = "partition"
 """Kind of the subjects whose alerts report what has happened, and that nothing resolves."""
 PASSED: Final = "recorded a week ago, and in the table gap"
+CONFIRMED_SECONDS: Final = 300.0
+"""An alert of a process that has not confirmed it for this long is resolved: the process has ended."""
+ABANDONED: Final = "the process that raised it has ended, and no other one of its service has the problem"
 CHUNK_ROWS: Final = 100
 BODY: Final = msgspec.json.Decoder(AlertRaised)
 
@@ -48,6 +51,13 @@ WHERE ($1::boolean IS NULL OR (closed_at IS NULL) = $1)
     AND ($3::timestamptz IS NULL OR raised_at < $3) AND id < $4
 ORDER BY id DESC LIMIT $5"""
 IS_OPEN: Final = "SELECT EXISTS (SELECT FROM alert WHERE dedup_key = $1 AND closed_at IS NULL)"
+CONFIRM: Final = """
+UPDATE alert SET confirmed_at = slipway_clock() WHERE dedup_key = $1 AND closed_at IS NULL RETURNING true"""
+UNCONFIRMED: Final = """
+SELECT dedup_key, body FROM alert
+WHERE closed_at IS NULL AND kind = ANY($1)
+    AND coalesce(confirmed_at, raised_at) < slipway_clock() - make_interval(secs => $2)
+ORDER BY dedup_key LIMIT $3"""
 SILENCE: Final = f"""
 UPDATE alert SET silenced_until = $2, silenced_by = $3, silence_reason = $4
 WHERE dedup_key = $1 AND closed_at IS NULL RETURNING {COLUMNS}"""
@@ -148,6 +158,11 @@ async def is_open(db: Connection, dedup_key: str) -> bool:
     return bool(await db.fetchval(IS_OPEN, dedup_key))
 
 
+async def confirm(db: Connection, dedup_key: str) -> bool:
+    """Record that the process that has raised an alert goes on to see its cause; False if the alert is not open."""
+    return bool(await db.fetchval(CONFIRM, dedup_key))
+
+
 async def silence(tx: Connection, dedup_key: str, *, until: datetime, by: str, reason: str) -> ListedAlert | None:
     """Silence an open alert until a time, or replace its silence; None if no alert is open under this key. A notice
     that becomes a page is silent no more."""
@@ -185,6 +200,13 @@ async def passed(tx: Connection) -> list[AlertResolved]:
     """Resolutions of alerts on what happened a week ago, and that nothing else resolves."""
     rows = await tx.fetch(PASSED_AWAY, PASSING, TOMBSTONE_SECONDS, CHUNK_ROWS)
     return [_resolved(BODY.decode(row["body"]), PASSED) for row in rows]
+
+
+async def abandoned(tx: Connection, kinds: Collection[str]) -> list[AlertResolved]:
+    """Resolutions of alerts of these kinds, each of one process, which that process confirms no more: it was scaled
+    away, and there is no successor of its instance that would resolve them."""
+    rows = await tx.fetch(UNCONFIRMED, list(kinds), CONFIRMED_SECONDS, CHUNK_ROWS)
+    return [_resolved(BODY.decode(row["body"]), ABANDONED) for row in rows]
 
 
 def _resolved(alert: Alert, summary: str) -> AlertResolved:

@@ -75,7 +75,7 @@ def audit(metadata: MetaData) -> Table:
 
 def alert(metadata: MetaData) -> Table:
     """Add the table of alerts: one open row per deduplication key, and those that were closed. `deleted`: its key has
-    left the topic."""
+    left the topic. `confirmed_at`: when the process that raised it last confirmed it, if it is the alert of one."""
     table = Table(
         "alert",
         metadata,
@@ -89,6 +89,7 @@ def alert(metadata: MetaData) -> Table:
         now("raised_at"),
         Column("revision", Integer, nullable=False, server_default=text("1")),
         now("published_at"),
+        Column("confirmed_at", TIME),
         Column("closed_at", TIME),
         Column("resolution", Text, nullable=False, server_default=text("''")),
         Column("deleted", Boolean, nullable=False, server_default=text("false")),

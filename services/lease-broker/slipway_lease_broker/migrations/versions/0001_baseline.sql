@@ -30,6 +30,7 @@ CREATE TABLE alert (
     raised_at TIMESTAMP WITH TIME ZONE DEFAULT slipway_clock() NOT NULL,
     revision INTEGER DEFAULT 1 NOT NULL,
     published_at TIMESTAMP WITH TIME ZONE DEFAULT slipway_clock() NOT NULL,
+    confirmed_at TIMESTAMP WITH TIME ZONE,
     closed_at TIMESTAMP WITH TIME ZONE,
     resolution TEXT DEFAULT '' NOT NULL,
     deleted BOOLEAN DEFAULT false NOT NULL,
