@@ -1,5 +1,6 @@
 """Bodies of the sinks of `slipway-alerts`."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 import httpx2
@@ -7,8 +8,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from slipway_client.alerts import alertmanager, slack, webhook
-from slipway_client.alerts.forward import idempotency_key, is_news
+from slipway_client.alerts import alertmanager, delivery, slack, webhook
+from slipway_client.alerts.delivery import TRIES, Change, Delivery, Problem, Sink, idempotency_key
+from slipway_client.alerts.forward import is_news
 from slipway_client.alerts.main import main, send
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 
@@ -62,16 +64,17 @@ def test_slack_gets_a_message() -> None:
 @pytest.mark.parametrize(
     ("status", "again"),
     [
-        (202, ""),
-        (503, "it answered 503"),
-        (429, "it answered 429"),
-        (401, "it answered 401"),
-        (404, "it answered 404"),
-        (400, ""),
+        (202, None),
+        (503, Problem("it answered 503")),
+        (500, Problem("it answered 500", of_alert=True)),
+        (429, Problem("it answered 429")),
+        (401, Problem("it answered 401")),
+        (404, Problem("it answered 404")),
+        (400, None),
     ],
-    ids=["taken", "unavailable", "throttled", "wrong credential", "wrong address", "refused for ever"],
+    ids=["taken", "unavailable", "failed", "throttled", "wrong credential", "wrong address", "refused for ever"],
 )
-async def test_only_what_may_succeed_is_sent_again(status: int, again: str) -> None:
+async def test_only_what_may_succeed_is_sent_again(status: int, again: Problem | None) -> None:
     """A body that a sink refuses for ever must not keep back those behind it. Its key is that of the event."""
     seen: list[httpx2.Request] = []
 
@@ -118,5 +121,75 @@ async def test_a_sink_that_does_not_answer() -> None:
     """The reason does not quote its address, which may be a secret."""
     async with httpx2.AsyncClient() as http:
         problem = await send(http, "http://127.0.0.1:9/secret", {}, "k")
-    assert problem
-    assert "secret" not in problem
+    assert problem is not None
+    assert not problem.of_alert
+    assert "secret" not in problem.reason
+
+
+class Deliveries:
+    """Deliveries to a sink that fails as `problems` says by the subjects of alerts; `taken` are what it has."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.problems: dict[str, Problem] = {}
+        self.taken: list[tuple[str, str]] = []
+        self.tries: list[str] = []
+        self.seconds = 0.0
+        monkeypatch.setattr(delivery, "monotonic_seconds", lambda: self.seconds)
+        monkeypatch.setattr(delivery, "pause", self._pause)
+        self.stopping = asyncio.Event()
+        self.delivery = Delivery(Sink(name="s", body=lambda alert, _: alert, send=self._send), self.stopping)
+
+    async def _send(self, alert: Alert, _: str) -> Problem | None:
+        self.tries.append(alert.subject_id)
+        if (problem := self.problems.get(alert.subject_id)) is None:
+            self.taken.append((type(alert).__name__, alert.subject_id))
+        return problem
+
+    async def _pause(self, stopping: asyncio.Event, failures: int) -> None:
+        self.seconds += 1
+        if failures > 9:
+            stopping.set()
+
+    async def send(self, kind: type[Alert], subject: str, offset: int) -> bool:
+        alert = kind(dedup_key=subject, subject_kind="image", subject_id=subject, kind="k", summary="s")
+        return await self.delivery.send(Change(alert, ("p", offset)))
+
+
+async def test_an_alert_at_which_a_sink_fails_holds_back_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own end waits behind it, and the position, since only memory has it: after a restart it is read again."""
+    to = Deliveries(monkeypatch)
+    to.problems["bad"] = Problem("it answered 500", of_alert=True)
+    for offset, (kind, subject) in enumerate([(AlertRaised, "bad"), (AlertRaised, "good"), (AlertResolved, "bad")]):
+        assert await to.send(kind, subject, offset)
+    assert (to.taken, to.delivery.settled("p", 3), to.delivery.settled("q", 7)) == ([("AlertRaised", "good")], 0, 7)
+    assert to.tries == ["bad"] * TRIES + ["good"]
+    await to.delivery.send_again()  # not due
+    assert len(to.tries) == TRIES + 1
+    to.problems.clear()
+    to.seconds += 10
+    await to.delivery.send_again()
+    assert to.taken[1:] == [("AlertRaised", "bad"), ("AlertResolved", "bad")]
+    assert (to.delivery.settled("p", 3), to.delivery.waits("bad")) == (3, False)
+
+
+async def test_a_sink_that_is_unavailable_gets_all_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is set aside, nor once many are, whose sink has failed altogether."""
+    to = Deliveries(monkeypatch)
+    to.problems["a"] = Problem("it answered 503")
+    assert not await to.send(AlertRaised, "a", 0)
+    assert (to.taken, to.delivery.waits("a")) == ([], False)
+    to.stopping.clear()
+    monkeypatch.setattr(delivery, "ASIDE_MAX", 1)
+    to.problems = dict.fromkeys("ab", Problem("it answered 500", of_alert=True))
+    assert [await to.send(AlertRaised, "a", 1), await to.send(AlertRaised, "b", 2)] == [True, False]
+    assert (to.delivery.waits("a"), to.delivery.waits("b")) == (True, False)
+
+
+async def test_what_was_open_at_the_first_start_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No position is committed while the sink fails at one of these, so that the next start sends them again."""
+    to = Deliveries(monkeypatch)
+    to.problems["bad"] = Problem("it answered 500", of_alert=True)
+    assert await to.delivery.send(Change(replace(OPEN, subject_id="bad")))
+    assert to.delivery.settled("p", 3) is None
+    to.delivery.forget()
+    assert to.delivery.settled("p", 3) == 3

@@ -2,14 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from datetime import datetime
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
-import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
+from slipway_client.alerts.delivery import Change, Delivery, Sink, pause
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.errors import BadEvent
 from slipway_common.events.alert import Alert, AlertRaised
@@ -22,26 +21,11 @@ from slipway_common.observability import telemetry
 
 LOG = telemetry.logger(__name__)
 POLL_MS: Final = 500
-RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
-
-Body = Callable[[Alert, datetime], Any]
-"""Make the body of the request of one alert."""
-Send = Callable[[Any, str], Awaitable[str]]
-"""Send a body with its idempotency key; returns why it has to be sent again, empty if the sink has settled it."""
-
-
-class Sink(msgspec.Struct, frozen=True, kw_only=True):
-    """A receiver of alerts. One with `refresh_seconds` forgets them: open ones are sent to it again after so long, and
-    at each start."""
-
-    name: str
-    body: Body
-    send: Send
-    refresh_seconds: float | None = None
 
 
 class Forwarding:
-    """Forwarding to one sink until `stopping` is set. The group `slipway-alerts.NAME` remembers its position."""
+    """Forwarding to one sink until `stopping` is set. The group `slipway-alerts.NAME` remembers up to where it has
+    taken all alerts. Those behind one that it did not take are sent again after a restart, with their keys."""
 
     def __init__(self, sink: Sink, *, kafka: Kafka, prefix: str, stopping: asyncio.Event) -> None:
         self.sink = sink
@@ -49,7 +33,9 @@ class Forwarding:
         self._kafka = kafka
         self._topic = prefix + ALERT.name
         self._group = f"{prefix}slipway-alerts.{sink.name}"
+        self._delivery = Delivery(sink, stopping)
         self._open: dict[str, AlertRaised] = {}
+        self._committed: dict[TopicPartition, int] = {}
         self._refreshed_at = 0.0
 
     async def run(self) -> None:
@@ -65,7 +51,7 @@ class Forwarding:
             except (KafkaError, OSError) as error:
                 failures += 1
                 LOG.warning("Kafka is unavailable, retrying", sink=self.sink.name, error=repr(error))
-                await self._pause(failures)
+                await pause(self.stopping, failures)
 
     @contextlib.asynccontextmanager
     async def _consumer(self) -> AsyncIterator[AIOKafkaConsumer]:
@@ -91,10 +77,12 @@ class Forwarding:
         consumer.assign(partitions)
         ends: Mapping[TopicPartition, int] = await consumer.end_offsets(partitions)
         committed = {tp: await consumer.committed(tp) for tp in partitions}
+        self._committed = {tp: offset for tp, offset in committed.items() if offset is not None}
         is_first = all(offset is None for offset in committed.values())
         begins = dict(ends) if is_first else {tp: offset or 0 for tp, offset in committed.items()}
         await consumer.seek_to_beginning(*partitions)
         self._open.clear()
+        self._delivery.forget()
         for tp in partitions:  # alerts of one key are in one partition
             while not self.stopping.is_set() and await consumer.position(tp) < min(begins[tp], ends[tp]):
                 for record in (await consumer.getmany(tp, timeout_ms=POLL_MS)).get(tp, ()):
@@ -102,7 +90,7 @@ class Forwarding:
                         self._fold(record)
         sends_open = is_first or self.sink.refresh_seconds is not None
         if not self.stopping.is_set() and (not sends_open or await self._send_open()):
-            await consumer.commit(begins)
+            await self._commit(consumer, begins)
         for tp, offset in begins.items():
             consumer.seek(tp, offset)
         return begins
@@ -112,13 +100,23 @@ class Forwarding:
             for tp, records in (await consumer.getmany(timeout_ms=POLL_MS)).items():
                 for record in records:
                     news = self._fold(record)
-                    if news is not None and not await self._forward(news):
+                    if news is not None and not await self._delivery.send(Change(news, (tp, record.offset))):
                         return
                     positions[tp] = record.offset + 1
-                    await consumer.commit({tp: positions[tp]})
+                    await self._commit(consumer, positions)
+            await self._delivery.send_again()
+            await self._commit(consumer, positions)
             every = self.sink.refresh_seconds
             if every is not None and monotonic_seconds() - self._refreshed_at >= every:
                 await self._send_open()
+
+    async def _commit(self, consumer: AIOKafkaConsumer, positions: Mapping[TopicPartition, int]) -> None:
+        """Commit the positions up to which the sink has taken all alerts, where they have changed."""
+        settled = {tp: self._delivery.settled(tp, offset) for tp, offset in positions.items()}
+        changed = {tp: at for tp, at in settled.items() if at is not None and at != self._committed.get(tp)}
+        if changed:
+            await consumer.commit(changed)
+            self._committed |= changed
 
     def _fold(self, record: Any) -> Alert | None:
         """Record that an alert is open or closed. Returns it if it is news; None for a tombstone and for anything that
@@ -135,25 +133,9 @@ class Forwarding:
         """Send all open alerts; False if forwarding stops before."""
         self._refreshed_at = monotonic_seconds()
         for event in list(self._open.values()):
-            if not await self._forward(event):
+            if not self._delivery.waits(event.dedup_key) and not await self._delivery.send(Change(event)):
                 return False
         return True
-
-    async def _forward(self, event: Alert) -> bool:
-        """Send an alert until the sink has taken it; False if forwarding stops before."""
-        failures = 0
-        while problem := await self.sink.send(self.sink.body(event, utc_now()), idempotency_key(event)):
-            failures += 1
-            LOG.warning("the sink does not take an alert, retrying", sink=self.sink.name, reason=problem)
-            await self._pause(failures)
-            if self.stopping.is_set():
-                return False
-        return True
-
-    async def _pause(self, failures: int) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1]):
-                await self.stopping.wait()
 
 
 def is_news(alert: Alert, before: AlertRaised | None) -> bool:
@@ -161,13 +143,6 @@ def is_news(alert: Alert, before: AlertRaised | None) -> bool:
     alert that was raised, or has become worse, while its sink was unavailable."""
     is_known = before is not None and (before.raised_at, before.revision) == (alert.raised_at, alert.revision)
     return not (alert.repeat and is_known)
-
-
-def idempotency_key(alert: Alert) -> str:
-    """Key of one change of an alert: its repetitions have the same one."""
-    change = "raised" if isinstance(alert, AlertRaised) else "resolved"
-    since = alert.raised_at.isoformat() if alert.raised_at else ""
-    return f"{alert.dedup_key}/{change}/{alert.revision}/{since}"
 
 
 def _decoded(record: Any) -> Any:

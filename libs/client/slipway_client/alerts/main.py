@@ -9,7 +9,8 @@ from typing import Any, Final
 import httpx2
 
 from slipway_client.alerts import alertmanager, slack, webhook
-from slipway_client.alerts.forward import Body, Forwarding, Sink
+from slipway_client.alerts.delivery import Body, Problem, Sink
+from slipway_client.alerts.forward import Forwarding
 from slipway_common.base.settings import from_environment, variable_of
 from slipway_common.messaging.clients import KafkaSettings
 from slipway_common.observability import telemetry
@@ -19,6 +20,8 @@ SEND_SECONDS: Final = 10.0
 REFUSALS: Final = frozenset({400, 409, 413, 422})
 """Statuses of a sink that refuses one alert. Others are about its address or its credential: once those are mended,
 all alerts that wait arrive."""
+FAILED: Final = 500
+"""Status of a sink that has failed, perhaps at this alert alone. Those of one that is unavailable are others."""
 SCHEMES: Final = ("http://", "https://")
 SINKS: Final = ("alerts_webhook_url", "alerts_alertmanager_url", "alerts_slack_url")
 
@@ -52,19 +55,19 @@ def sinks(settings: AlertsSettings, http: httpx2.AsyncClient) -> list[Sink]:
     ]
 
 
-async def send(http: httpx2.AsyncClient, url: str, body: Any, key: str) -> str:
-    """Send a body; returns why it has to be sent again. One that a sink refuses for ever is logged and given up, since
-    those behind it must arrive."""
+async def send(http: httpx2.AsyncClient, url: str, body: Any, key: str) -> Problem | None:
+    """Send a body; returns why it has to be sent again, None if it is settled. One that a sink refuses for ever is
+    logged and given up, since those behind it must arrive."""
     try:
         answer = await http.post(url, json=body, headers={"Idempotency-Key": key})
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        return str(error) or type(error).__name__
+        return Problem(str(error) or type(error).__name__)
     if answer.is_success:
-        return ""
+        return None
     if answer.status_code not in REFUSALS:
-        return f"it answered {answer.status_code}"
+        return Problem(f"it answered {answer.status_code}", of_alert=answer.status_code == FAILED)
     LOG.error("the sink refuses an alert", status=answer.status_code, reason=answer.text, event_id=key)
-    return ""
+    return None
 
 
 def main() -> None:
