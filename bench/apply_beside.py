@@ -15,10 +15,10 @@ from itertools import cycle
 from typing import Any, Final, TextIO
 from urllib.parse import urlsplit
 
+from slipway_api.events.lease import LeaseRequested
+from slipway_api.events.pool import DemandReported
 from slipway_common.base.clock import utc_now
 from slipway_common.database import postgres
-from slipway_common.events.lease import LeaseRequested
-from slipway_common.events.pool import DemandReported
 from slipway_provisioner.apply import launches
 from slipway_provisioner.store import marks
 from tests.support.provisioner import SERVICE, Provisioner

@@ -17,11 +17,11 @@ from aiokafka.structs import ConsumerRecord
 from bench import worker_events
 from bench.own_time import own_seconds
 from bench.spread import Spread, spread
+from slipway_api.events.topics import TOPIC_OF
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import new_id
 from slipway_common.database import migrate, postgres
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.topics import TOPIC_OF
 from slipway_common.messaging.consume import Batch, Place
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.leader_loop import LeaderLoop

@@ -9,8 +9,8 @@ import msgspec
 
 from bench.spread import Spread, spread
 from generate.examples import EXAMPLES, example
+from slipway_api.events.topics import DECODERS, WORKER_LIFECYCLE
 from slipway_common.base.clock import utc_now
-from slipway_common.events.topics import DECODERS, WORKER_LIFECYCLE
 from slipway_common.messaging.envelope import decode, decode_data
 
 ROUNDS: Final = 41

@@ -25,10 +25,10 @@ from bench.claims import report
 from bench.decision import cell as cells
 from bench.decision.cell import LIMIT, SOURCE, Cell
 from bench.events import surroundings
+from slipway_api.events.scopes import image_key
+from slipway_api.events.weight import SharedWindow, StageHealth, WeightChanged
 from slipway_common.base.ids import new_id
 from slipway_common.database import migrate, postgres
-from slipway_common.events.scopes import image_key
-from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run
 from slipway_provisioner.domain.workers import calling, claimed, launched, registered

@@ -15,12 +15,12 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from bench.spread import Spread, percentile, spread
+from slipway_api.events.topics import ALERT, LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE
+from slipway_api.events.weight import WeightChanged
+from slipway_api.events.worker import Outcome, Result, Stage, WorkerLaunched
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
-from slipway_common.events.topics import ALERT, LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE
-from slipway_common.events.weight import WeightChanged
-from slipway_common.events.worker import Outcome, Result, Stage, WorkerLaunched
 from slipway_common.messaging import kafka, outbox
 from slipway_common.messaging.consume import Consumer
 from slipway_common.messaging.envelope import Envelope, encode

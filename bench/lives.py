@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from bench.claims import report as report_claims
-from slipway_common.events.lease import LeaseRequested
+from slipway_api.events.lease import LeaseRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run
 from slipway_provisioner.store import workers

@@ -22,13 +22,13 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from bench import worker_events
 from bench.spread import Spread, percentile, spread
+from slipway_api.events.pool import DemandReported
+from slipway_api.events.topics import LAUNCH_CONFIG_WEIGHT, POOL_DEMAND, TOPIC_OF, WORKER_LIFECYCLE
+from slipway_api.events.weight import WeightChanged
+from slipway_api.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerLaunched, WorkerLaunchFailed
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import new_id
 from slipway_common.database import migrate
-from slipway_common.events.pool import DemandReported
-from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, POOL_DEMAND, TOPIC_OF, WORKER_LIFECYCLE
-from slipway_common.events.weight import WeightChanged
-from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerLaunched, WorkerLaunchFailed
 from slipway_common.messaging import topic_admin
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.relay import partition_for

@@ -10,10 +10,10 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from bench.hop_latency import launched
 from bench.spread import Spread, spread
+from slipway_api.events.topics import WORKER_LIFECYCLE
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
-from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.records import Received
 from slipway_common.messaging.relay import partition_for

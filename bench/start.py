@@ -28,8 +28,8 @@ from bench.leases.bench import prefill
 from bench.loops.fleet import Size, fill
 from bench.own_time import waited_seconds
 from bench.publish_latency import numbered
+from slipway_api.events.topics import TOPIC_OF
 from slipway_common.database import migrate, postgres
-from slipway_common.events.topics import TOPIC_OF
 from slipway_common.messaging import topic_admin
 from slipway_common.messaging.envelope import encode
 from slipway_common.messaging.relay import partition_for

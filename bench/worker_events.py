@@ -7,8 +7,8 @@ from itertools import count
 from random import Random
 from typing import Any, Final
 
-from slipway_common.events.launch_config import LaunchConfigCreated
-from slipway_common.events.worker import (
+from slipway_api.events.launch_config import LaunchConfigCreated
+from slipway_api.events.worker import (
     Outcome,
     Result,
     Scope,

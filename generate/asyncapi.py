@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import unquote
 
-from slipway_common.events.topics import CONSUMED, TOPICS, Topic, group
+from slipway_api.events.topics import CONSUMED, TOPICS, Topic, group
 
 # Version of the contracts. Within a series (1.x, or 0.3.x before 1.0) all changes are additive.
 VERSION: Final = "0.3.0"

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.events import alert, launch_config, lease, pool, service, signal, weight, worker
-from slipway_common.events.topics import TOPIC_OF
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_api.events import alert, launch_config, lease, pool, service, signal, weight, worker
+from slipway_api.events.topics import TOPIC_OF
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.messaging.envelope import Envelope, encode
 
 Fields = dict[str, Any]

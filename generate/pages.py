@@ -4,10 +4,10 @@ of EC2 needs and understands: its IAM policy and its error codes."""
 import json
 
 from generate.asyncapi import key_of, subject_of
+from slipway_api.events.lifecycle import diagram
+from slipway_api.events.topics import TOPICS, Topic
 from slipway_common.base.settings import variable_of
 from slipway_common.database.retention import CHUNK_ROWS, EVERY_SECONDS, Bounded, Retention, Rule
-from slipway_common.events.lifecycle import diagram
-from slipway_common.events.topics import TOPICS, Topic
 from slipway_common.messaging.retention import RETENTION
 from slipway_lease_broker.store.retention import RETENTION as LEASE_BROKER
 from slipway_provisioner.providers.aws.calls import policy

@@ -6,7 +6,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from slipway_common.events.topics import EVENT_OF, TOPIC_OF
+from slipway_api.events.topics import EVENT_OF, TOPIC_OF
 
 Schema = dict[str, Any]
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"

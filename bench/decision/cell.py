@@ -10,8 +10,8 @@ from typing import Any, Final
 import asyncpg
 import msgspec
 
+from slipway_api.events.weight import StageHealth
 from slipway_common.database import postgres
-from slipway_common.events.weight import StageHealth
 from tests.support.provisioner import SERVICE, weight
 
 ACCOUNTS_MAX: Final = 20

@@ -16,9 +16,9 @@ import msgspec
 
 from bench.decision.cell import SOURCE
 from bench.spread import Spread, spread
+from slipway_api.events.pool import DemandReported
 from slipway_common.base.clock import utc_now
 from slipway_common.database import postgres
-from slipway_common.events.pool import DemandReported
 from tests.support.provisioner import SERVICE, Provisioner
 
 ROUNDS: Final = 5

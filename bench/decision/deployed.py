@@ -15,9 +15,9 @@ from bench.decision import cell as cells
 from bench.decision.cell import Cell
 from bench.decision.cost import Planner, planner
 from bench.decision.load import Reporter
+from slipway_api.events.topics import POOL_DEMAND
 from slipway_common.database import migrate, postgres
 from slipway_common.declaration.models import Declaration
-from slipway_common.events.topics import POOL_DEMAND
 from slipway_local.demo.deployment import PARTITIONS, Deployment
 from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts, ledger

@@ -10,7 +10,7 @@ from bench.decision.cost import Cost
 from bench.decision.load import Change
 from bench.hop_latency import HopLatency
 from bench.spread import percentile
-from slipway_common.events.topics import POOL_DEMAND
+from slipway_api.events.topics import POOL_DEMAND
 
 HOPS_MAX: Final = 6.0
 COMMITS_MAX: Final = 8.0

@@ -16,10 +16,10 @@ import msgspec
 from aiokafka import AIOKafkaProducer
 
 from bench.decision.cell import DAY_SECONDS, SOURCE
+from slipway_api.events.pool import DemandReported
+from slipway_api.events.topics import POOL_DEMAND
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import new_id
-from slipway_common.events.pool import DemandReported
-from slipway_common.events.topics import POOL_DEMAND
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.relay import partition_for
 from slipway_simulator import facts

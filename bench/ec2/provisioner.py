@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from bench.ec2 import side
 from bench.ec2.side import Cell, Meter
+from slipway_api.events.lease import LeaseRequested
+from slipway_api.events.lifecycle import State
+from slipway_api.events.pool import DemandReported
 from slipway_common.database import postgres
-from slipway_common.events.lease import LeaseRequested
-from slipway_common.events.lifecycle import State
-from slipway_common.events.pool import DemandReported
 from slipway_provisioner.apply.termination import terminate
 from slipway_provisioner.store import marks
 from tests.support.provisioner import PASSED, SERVICE, Provisioner, after

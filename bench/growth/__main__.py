@@ -29,8 +29,8 @@ from bench.events import surroundings
 from bench.growth import copies, coverage, day, locks
 from bench.growth.day import Day
 from bench.growth.locks import Locks
+from slipway_api.events import topics
 from slipway_common.database.retention import PruneLoop
-from slipway_common.events import topics
 from slipway_common.service import Service, ServiceSettings
 from slipway_lease_broker.settings import Settings as BrokerSettings
 from slipway_local.servers.postgres import EmbeddedPostgres

@@ -9,11 +9,10 @@ from typing import Any, Final
 import msgspec
 
 from bench.growth.copies import MARK
-from slipway_common.base.ids import new_id
-from slipway_common.events.lease import LeaseGroup, LeaseRequested
-from slipway_common.events.pool import DemandReported
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.topics import (
+from slipway_api.events.lease import LeaseGroup, LeaseRequested
+from slipway_api.events.pool import DemandReported
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.topics import (
     LAUNCH_CONFIG_SIGNAL,
     LEASE_LIFECYCLE,
     LEASE_REQUEST,
@@ -21,6 +20,7 @@ from slipway_common.events.topics import (
     WORKER_LIFECYCLE,
     Topic,
 )
+from slipway_common.base.ids import new_id
 from slipway_common.messaging.envelope import Envelope, encode
 from tests.simulation.commands import POOL, ZONES
 from tests.simulation.deployment import Deployment

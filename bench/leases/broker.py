@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.lease import LeaseGroup, LeaseReleaseRequested, LeaseRequested
+from slipway_api.events.lease import LeaseGroup, LeaseReleaseRequested, LeaseRequested
 from slipway_lease_broker.domain.commands import LeaseCommand, apply_command
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.endings import HOLD

@@ -21,7 +21,7 @@ from bench.leases.at_once import CROWDS, MAX_WAIT_SECONDS, PACINGS, in_a_minute,
 from bench.leases.broker import Broker, at
 from bench.leases.claims import Verdict, closest, report
 from bench.leases.seeds import BadSeed, seeds
-from slipway_common.events.lease import LeaseGroup
+from slipway_api.events.lease import LeaseGroup
 from slipway_lease_broker.domain.report import most_per_minute
 from slipway_lease_broker.domain.terms import Policy
 

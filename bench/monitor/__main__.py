@@ -16,8 +16,8 @@ import httpx2
 import psutil
 from aiokafka import AIOKafkaProducer
 
+from slipway_api.events.topics import POOL_DEMAND
 from slipway_common.declaration.strict_yaml import write
-from slipway_common.events.topics import POOL_DEMAND
 from slipway_common.messaging import topic_admin
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.ports import free_ports

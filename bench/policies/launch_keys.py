@@ -3,9 +3,9 @@ them: `before` runs with those."""
 
 from typing import Any, Final
 
-from slipway_common.events import scopes
-from slipway_common.events.launch_config import LaunchConfigCreated
-from slipway_common.events.scopes import Key
+from slipway_api.events import scopes
+from slipway_api.events.launch_config import LaunchConfigCreated
+from slipway_api.events.scopes import Key
 
 EARLIER: Final[Any] = scopes
 """The same module, of which an earlier commit may lack what a type checker finds in this one."""

@@ -20,11 +20,11 @@ from bench.policies import launch_keys
 from bench.policies.conditions import Conditions
 from bench.policies.policy import Policy
 from bench.policies.scenario import Scenario
-from slipway_common.events import worker as events
-from slipway_common.events.launch_config import LaunchConfigCreated
-from slipway_common.events.scopes import Key, credential_key, image_key
-from slipway_common.events.weight import SharedWindow, WeightChanged
-from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent
+from slipway_api.events import worker as events
+from slipway_api.events.launch_config import LaunchConfigCreated
+from slipway_api.events.scopes import Key, credential_key, image_key
+from slipway_api.events.weight import SharedWindow, WeightChanged
+from slipway_api.events.worker import Outcome, Result, Scope, Stage, WorkerEvent
 from slipway_provisioner.domain import planning, pool, roll_out
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import PROFILES

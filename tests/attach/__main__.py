@@ -18,13 +18,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from slipway_api.events.pool import DemandReported
+from slipway_api.percent import encoded
 from slipway_common.base.clock import utc_now
-from slipway_common.base.percent import encoded
 from slipway_common.base.process.guard import guard
 from slipway_common.base.process.identities import INSTANCE_TAG
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.strict_yaml import write
-from slipway_common.events.pool import DemandReported
 from slipway_local.demo.deployment import Deployment
 from slipway_local.servers.child import StartFailed
 from slipway_local.servers.ports import free_ports

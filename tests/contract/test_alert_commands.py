@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.alert import AlertRaised, AlertResolved
 from slipway_common.messaging import outbox
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.deployment import Deployment, deployment_on

@@ -15,11 +15,11 @@ import httpx2
 import jsonschema
 import pytest
 
+from slipway_api.events.alert import AlertRaised
+from slipway_api.events.topics import ALERT, WORKER_LIFECYCLE
 from slipway_client.alerts import alertmanager
 from slipway_common.base.clock import utc_now
 from slipway_common.database import alerts
-from slipway_common.events.alert import AlertRaised
-from slipway_common.events.topics import ALERT, WORKER_LIFECYCLE
 from slipway_local.servers.ports import free_ports
 from tests.contract.examples.outside import Page, publish, raised, resolved, serving
 from tests.support.harness import PATIENCE_SECONDS, Place, until

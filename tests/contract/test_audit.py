@@ -13,10 +13,10 @@ import httpx2
 import pytest
 import typer
 
+from slipway_api.events.signal_kinds import TARGETS
 from slipway_client.cli.main import app as command_line
 from slipway_common.base.audited import AuditedKind
 from slipway_common.database import postgres as connections
-from slipway_common.events.signal_kinds import TARGETS
 from slipway_common.web.access import declared as access_of
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.contract.test_access import apps

@@ -15,15 +15,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.weight import StageHealth
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_api.http.service import DeadLetter
 from slipway_client.cli.commands.declared import DIFFERENCE
 from slipway_client.cli.confirming import CONFIRMATION
 from slipway_client.cli.main import app
 from slipway_common.base.ids import hash_secret
 from slipway_common.declaration.strict_yaml import read
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.weight import StageHealth
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.providers.port import Refused
 from tests.support import harness, lease_answers

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common.events.topics import CONSUMED, EVENT_OF, TOPICS, Topic
+from slipway_api.events.topics import CONSUMED, EVENT_OF, TOPICS, Topic
 from slipway_common.messaging.envelope import decode, decode_data
 
 FOLDER = Path(__file__).parents[2] / "contracts/examples"

@@ -24,21 +24,21 @@ import slipway_lease_broker.http
 import slipway_provisioner.http
 import slipway_simulator.http
 import slipway_weight_calculator.http
+from slipway_api.events.alert import AlertRaised, alert_key
+from slipway_api.events.launch_config import LaunchConfigCreated
+from slipway_api.events.lease import LeaseGranted, LeaseLimitChanged, LeaseRequested
+from slipway_api.events.scopes import Key, capacity_key, credential_key, image_key, quota_key
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.topics import LEASE_LIFECYCLE, TOPICS, Topic
+from slipway_api.events.weight import SharedWindow
+from slipway_api.limits import KEY, NAME, NOTE
+from slipway_api.percent import decoded, encoded
 from slipway_client.transport.http import path
 from slipway_common.base.clock import utc_now
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.ids import new_id
-from slipway_common.base.percent import decoded, encoded
-from slipway_common.base.text import KEY, NAME, NOTE
 from slipway_common.declaration.parsing import parse
 from slipway_common.declaration.strict_yaml import Invalid
-from slipway_common.events.alert import AlertRaised, alert_key
-from slipway_common.events.launch_config import LaunchConfigCreated
-from slipway_common.events.lease import LeaseGranted, LeaseLimitChanged, LeaseRequested
-from slipway_common.events.scopes import Key, capacity_key, credential_key, image_key, quota_key
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.topics import LEASE_LIFECYCLE, TOPICS, Topic
-from slipway_common.events.weight import SharedWindow
 from slipway_common.messaging import consume, outbox
 from slipway_common.messaging.consume import Consumer
 from slipway_common.messaging.envelope import Envelope, encode

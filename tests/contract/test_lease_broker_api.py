@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.lease import LeaseLimitChanged
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.lease import LeaseLimitChanged
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.terms import Backoff, Derived, Operation, Policy
 from slipway_lease_broker.loops.decide import DecideLoop

@@ -8,12 +8,12 @@ from urllib.parse import quote, urlencode
 import pytest
 import yaml
 
+from slipway_api.events.alert import AlertRaised
+from slipway_api.events.lease import LeaseGranted, LeaseLimitChanged
+from slipway_api.events.topics import ALERT, LEASE_LIFECYCLE
 from slipway_common.base.ids import hash_secret
 from slipway_common.declaration.fields import ID_PATTERN
 from slipway_common.declaration.models import LeasePool
-from slipway_common.events.alert import AlertRaised
-from slipway_common.events.lease import LeaseGranted, LeaseLimitChanged
-from slipway_common.events.topics import ALERT, LEASE_LIFECYCLE
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.contract.boskos.slot_broker import SlotBroker, slot_broker_on
 from tests.support.lease_broker import acquire_request, after

@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from slipway_api.events.alert import AlertRaised, AlertResolved
 from slipway_common.base.ids import hash_secret
-from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_lease_broker.domain.submissions import TENANTS_MAX
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Policy
 from slipway_lease_broker.domain.throttling import RETRY_AFTER_SECONDS_MAX

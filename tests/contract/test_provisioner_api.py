@@ -6,10 +6,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
-from slipway_common.events.pool import PoolPaused, PoolResumed
-from slipway_common.events.weight import SharedWindow, StageHealth
-from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerStopped, WorkerStopping
+from slipway_api.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
+from slipway_api.events.pool import PoolPaused, PoolResumed
+from slipway_api.events.weight import SharedWindow, StageHealth
+from slipway_api.events.worker import Outcome, Result, Scope, Stage, WorkerStopped, WorkerStopping
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.providers.port import Refused
 from tests.support.provisioner import (

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.signal_kinds import KINDS
+from slipway_api.events.topics import DECODERS, LAUNCH_CONFIG_SIGNAL
 from slipway_common.base.ids import hash_secret
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.signal_kinds import KINDS
-from slipway_common.events.topics import DECODERS, LAUNCH_CONFIG_SIGNAL
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_weight_calculator.main import build
 from slipway_weight_calculator.settings import Settings

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 import slipway_provisioner
+from slipway_api.events.topics import WORKER_LIFECYCLE
 from slipway_common.base.ids import hash_secret
-from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.messaging.consume import Consumer, Owned
 from slipway_common.service import VERSION, Service, ServiceSettings
 from slipway_common.web.runtime import Runtime

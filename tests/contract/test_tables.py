@@ -25,13 +25,8 @@ from sqlalchemy import (
     Uuid,
 )
 
-from slipway_common.base.ids import new_id
-from slipway_common.base.text import KEY, NAME, WORD
-from slipway_common.database.percent import PERCENT_ENCODED
-from slipway_common.database.sql import DIALECT
-from slipway_common.declaration.fields import ID_CHARACTERS_MAX
-from slipway_common.events.lease import LeaseGroup
-from slipway_common.events.scopes import (
+from slipway_api.events.lease import LeaseGroup
+from slipway_api.events.scopes import (
     Key,
     capacity_key,
     credential_key,
@@ -40,6 +35,11 @@ from slipway_common.events.scopes import (
     quota_key,
     subnet_key,
 )
+from slipway_api.limits import KEY, NAME, WORD
+from slipway_common.base.ids import new_id
+from slipway_common.database.percent import PERCENT_ENCODED
+from slipway_common.database.sql import DIALECT
+from slipway_common.declaration.fields import ID_CHARACTERS_MAX
 from slipway_lease_broker.domain.commands import UNITS_MAX
 from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.spread import group_key

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from slipway_common.base.text import NAME
+from slipway_api.limits import NAME
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.store.demand import OBSERVE, observed
 from tests.support.lease_broker_http import World

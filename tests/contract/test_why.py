@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from slipway_api.events.weight import StageHealth
 from slipway_client.view.why.pools import of_pool
 from slipway_client.view.why.workers import of_worker
-from slipway_common.events.weight import StageHealth
 from slipway_provisioner.apply import account_checks as apply
 from slipway_provisioner.domain.account_check import CheckState, Finding
 from slipway_provisioner.store import account_checks

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from slipway_api.events.worker import WorkerErrorReported
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import hash_secret
-from slipway_common.events.worker import WorkerErrorReported
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
 from slipway_provisioner.domain.identity import Attested, Proof
 from slipway_provisioner.domain.registration import batch_secret

@@ -12,9 +12,9 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
+from slipway_api.events.topics import POOL_LIFECYCLE, TOPICS
 from slipway_common.base.clock import utc_now
 from slipway_common.base.errors import BadEvent
-from slipway_common.events.topics import POOL_LIFECYCLE, TOPICS
 from slipway_common.messaging import topic_admin
 from slipway_common.messaging.envelope import decode
 from slipway_local.demo.deployment import PARTITIONS, SERVICES, Deployment

@@ -11,11 +11,11 @@ from typing import Final
 
 import msgspec
 
+from slipway_api.events.alert import AlertRaised, AlertResolved, alert_key
 from slipway_common.base.ids import new_secret
 from slipway_common.base.process.groups import output
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import parse
-from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
 from slipway_local.demo.deployment import Deployment
 from slipway_local.demo.ec2_machines import Ec2Machines
 from slipway_local.demo.try_image import SLIPWAY

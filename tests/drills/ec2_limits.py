@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.base.clock import utc_now
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import parse
 from slipway_common.declaration.strict_yaml import read
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_local.demo.deployment import Deployment
 from slipway_local.demo.ec2_machines import ACCOUNT_TAG, CREDENTIALS, Ec2Machines
 from slipway_local.ec2 import facts as ec2

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from slipway_api.events import worker as events
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import parse
-from slipway_common.events import worker as events
 from slipway_local.check import path_check
 from slipway_local.check.evidence import Evidence
 from slipway_local.demo.deployment import Deployment

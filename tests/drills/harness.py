@@ -10,9 +10,9 @@ from typing import Any, Final
 import asyncpg
 import msgspec
 
+from slipway_api.events.alert import Alert
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.declaration.models import Declaration
-from slipway_common.events.alert import Alert
 from slipway_local.check import evidence
 from slipway_local.check.evidence import Evidence
 from slipway_local.demo.deployment import Deployment

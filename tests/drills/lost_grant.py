@@ -10,9 +10,9 @@ from random import Random
 
 import msgspec
 
+from slipway_api.events.lease import LeaseExpired, LeaseGranted
+from slipway_api.events.topics import LEASE_LIFECYCLE, Topic
 from slipway_common.base.ids import new_id
-from slipway_common.events.lease import LeaseExpired, LeaseGranted
-from slipway_common.events.topics import LEASE_LIFECYCLE, Topic
 from slipway_common.messaging.envelope import decode_data
 from slipway_local.demo.deployment import PARTITIONS
 from slipway_simulator import facts

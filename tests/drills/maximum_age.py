@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.alert import Alert, AlertRaised
 from slipway_common.base.clock import utc_now
-from slipway_common.events.alert import Alert, AlertRaised
 from slipway_local.demo.deployment import Deployment
 from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration

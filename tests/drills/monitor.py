@@ -10,10 +10,10 @@ from typing import Any, Self
 import msgspec
 from aiokafka import AIOKafkaProducer
 
+from slipway_api.events.pool import DemandReported
+from slipway_api.events.topics import POOL_DEMAND
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import new_id
-from slipway_common.events.pool import DemandReported
-from slipway_common.events.topics import POOL_DEMAND
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_local.demo.deployment import Deployment
 

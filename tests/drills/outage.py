@@ -8,8 +8,8 @@ from functools import partial
 
 import asyncpg
 
+from slipway_api.events.worker import Result, Scope
 from slipway_common.base.clock import utc_now
-from slipway_common.events.worker import Result, Scope
 from slipway_local.check.evidence import Evidence
 from slipway_local.demo.deployment import SERVICES, Deployment
 from slipway_simulator import facts

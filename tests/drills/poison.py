@@ -17,11 +17,11 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from generate.examples import EXAMPLES
+from slipway_api.events.pool import DemandReported
+from slipway_api.events.topics import CONSUMED, POOL_DEMAND, TOPIC_OF, Topic, dead_letter_topic
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import schema_of
-from slipway_common.events.pool import DemandReported
-from slipway_common.events.topics import CONSUMED, POOL_DEMAND, TOPIC_OF, Topic, dead_letter_topic
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_local.demo.deployment import PARTITIONS, SERVICES, Deployment
 from tests.drills.declared import Account, Pool, declaration

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_key
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved, alert_key
 from slipway_local.demo.deployment import PRODUCT_SECONDS, Deployment
 from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.base.clock import utc_now
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_local.demo.deployment import PRODUCT_SECONDS, Deployment
 from slipway_simulator import facts
 from tests.drills.declared import Account, Pool, declaration

@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from itertools import chain
 
-from slipway_common.events.alert import AlertRaised
+from slipway_api.events.alert import AlertRaised
 from slipway_local.demo.deployment import Deployment
 from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts

@@ -12,8 +12,8 @@ from typing import Any, Final
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
+from slipway_api.events.topics import TOPICS, Topic
 from slipway_common.base.clock import utc_now
-from slipway_common.events.topics import TOPICS, Topic
 
 POLL_MS: Final = 50
 

@@ -14,7 +14,7 @@ from random import Random
 from typing import Final
 
 from bench.fair import IMAGE, WAKE_SECONDS, Cloud, prepared
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_local.servers.supervisor import Supervisor
 from slipway_provisioner.domain.workers import stopped, stopping
 from slipway_provisioner.loops.plan import wake_waiting

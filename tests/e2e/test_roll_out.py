@@ -14,9 +14,9 @@ import asyncpg
 import httpx2
 import pytest
 
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.base.ids import new_secret
 from slipway_common.declaration.models import Declaration
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_local.check import evidence, path_check, roll_out
 from slipway_local.demo.deployment import Deployment
 from slipway_local.servers.supervisor import Supervisor

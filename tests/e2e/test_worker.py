@@ -16,8 +16,8 @@ import msgspec
 import pytest
 from aiokafka import AIOKafkaConsumer
 
+from slipway_api.percent import encoded
 from slipway_common.base.clock import utc_now
-from slipway_common.base.percent import encoded
 from slipway_common.base.process import identities
 from slipway_common.base.process.guard import guard
 from slipway_common.base.process.identities import INSTANCE_TAG, Process

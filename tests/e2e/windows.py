@@ -20,12 +20,12 @@ import asyncpg
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from slipway_api.events.scopes import capacity_key, credential_key, image_key, image_of_provider, quota_key
+from slipway_api.events.topics import LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.ids import digest, new_id
 from slipway_common.declaration.identity import canonical_body, config_name
 from slipway_common.declaration.models import Declaration
-from slipway_common.events.scopes import capacity_key, credential_key, image_key, image_of_provider, quota_key
-from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT
 from slipway_common.messaging.envelope import decode_data
 from slipway_local.demo.deployment import PARTITIONS, PRODUCT_SECONDS, Deployment
 from slipway_local.demo.program import keep

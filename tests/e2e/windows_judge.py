@@ -14,8 +14,8 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key
-from slipway_common.events.weight import SharedWindow, WeightChanged
+from slipway_api.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key
+from slipway_api.events.weight import SharedWindow, WeightChanged
 from slipway_simulator import facts
 
 STAGES: Final = ("launch", "boot", "claim")

@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import httpx2
 import msgspec
 
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.signal_kinds import KINDS, REQUESTS
+from slipway_api.events.topics import POOL_DEMAND
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import hash_secret
 from slipway_common.database.postgres import Database
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.signal_kinds import KINDS, REQUESTS
-from slipway_common.events.topics import POOL_DEMAND
 from slipway_lease_broker.domain.terms import Derived, Policy
 from slipway_lease_broker.main import build as build_lease_broker
 from slipway_lease_broker.settings import Settings as LeaseBrokerSettings

@@ -11,9 +11,7 @@ from typing import Any, Final
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from slipway_common.base.clock import monotonic_seconds, utc_now
-from slipway_common.base.ids import new_id
-from slipway_common.events.lease import (
+from slipway_api.events.lease import (
     LeaseConfirmed,
     LeaseConfirmRequested,
     LeaseExpired,
@@ -24,7 +22,9 @@ from slipway_common.events.lease import (
     LeaseRenewRequested,
     LeaseRequested,
 )
-from slipway_common.events.topics import DECODERS, LEASE_LIFECYCLE, LEASE_REQUEST
+from slipway_api.events.topics import DECODERS, LEASE_LIFECYCLE, LEASE_REQUEST
+from slipway_common.base.clock import monotonic_seconds, utc_now
+from slipway_common.base.ids import new_id
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.relay import partition_for
 from tests.histories.history import EVER, Call, Ended, Lease

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any, Final
 
+from slipway_api.events.lease import LeaseConfirmRequested, LeaseRequested
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.events.lease import LeaseConfirmRequested, LeaseRequested
 from slipway_common.messaging.relay import partition_for
 from tests.histories.actor import Actor
 from tests.histories.bus import Bus, KafkaClient

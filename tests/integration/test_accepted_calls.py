@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from slipway_common.base.clock import monotonic_seconds
-from slipway_common.events.lease import LeaseConfirmed, LeaseReleaseRequested, LeaseRenewRequested
-from slipway_common.events.worker import (
+from slipway_api.events.lease import LeaseConfirmed, LeaseReleaseRequested, LeaseRenewRequested
+from slipway_api.events.worker import (
     Outcome,
     Result,
     Scope,
@@ -15,6 +14,7 @@ from slipway_common.events.worker import (
     WorkerLaunched,
     WorkerLaunchFailed,
 )
+from slipway_common.base.clock import monotonic_seconds
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.providers.port import OutcomeUnknown, PutBack, Refused

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import account_checks as apply
 from slipway_provisioner.domain.account_check import CheckState, Finding

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from slipway_common.events.lease import LeaseRequested
+from slipway_api.events.lease import LeaseRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.declaration import DeclarationRefused
 from slipway_provisioner.domain.operator import CredentialOfOperator

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 from confluent_kafka import Producer
 
+from slipway_api.events.pool import DemandReported
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.topics import LAUNCH_CONFIG_SIGNAL, LAUNCH_CONFIG_WEIGHT, POOL_DEMAND, WORKER_LIFECYCLE
 from slipway_common.base.clock import utc_now
 from slipway_common.database.postgres import Connection
-from slipway_common.events.pool import DemandReported
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, LAUNCH_CONFIG_WEIGHT, POOL_DEMAND, WORKER_LIFECYCLE
 from slipway_common.messaging.dead_records import record_in
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.records import Received

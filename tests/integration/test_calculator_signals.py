@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from fastapi import FastAPI
 
+from slipway_api.events.scopes import capacity_key, config_key
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.topics import LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE
+from slipway_api.events.weight import WeightChanged
+from slipway_api.events.worker import Notice, WorkerNoticed, WorkerRequested
 from slipway_api.http.service import Replayed
-from slipway_common.events.scopes import capacity_key, config_key
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE
-from slipway_common.events.weight import WeightChanged
-from slipway_common.events.worker import Notice, WorkerNoticed, WorkerRequested
 from slipway_common.messaging import dead_letters
 from slipway_common.messaging.consume import Consumer
 from slipway_common.web.access import Tokens

@@ -8,10 +8,10 @@ import httpx2
 import msgspec
 import pytest
 
+from slipway_api.events.lease import LeaseRequested
+from slipway_api.events.pool import DemandReported
+from slipway_api.events.worker import WorkerClaimed, WorkerIdle
 from slipway_common.base.errors import BadEvent
-from slipway_common.events.lease import LeaseRequested
-from slipway_common.events.pool import DemandReported
-from slipway_common.events.worker import WorkerClaimed, WorkerIdle
 from slipway_common.messaging.envelope import decode_data
 from slipway_provisioner.domain.pool import Demand
 from slipway_provisioner.domain.workers import Worker

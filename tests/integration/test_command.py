@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from slipway_api.events.alert import AlertRaised
+from slipway_api.events.service import ServiceHeartbeat
+from slipway_api.events.topics import ALERT, WORKER_LIFECYCLE
+from slipway_api.events.worker import Outcome, Result, Scope, Stage, WorkerLaunchFailed
 from slipway_common.base.clock import utc_now
-from slipway_common.events.alert import AlertRaised
-from slipway_common.events.service import ServiceHeartbeat
-from slipway_common.events.topics import ALERT, WORKER_LIFECYCLE
-from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLaunchFailed
 from slipway_common.messaging import topic_admin
 from tests.support.answers import SERVICES, Services, environment, served
 from tests.support.harness import PARTITIONS, Place, Publisher, publisher, report, until

@@ -4,8 +4,8 @@ from typing import Any, Final
 
 import pytest
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.consoles import ATTEMPTS_MAX
 from slipway_provisioner.providers.port import OutcomeUnknown
 from tests.support.provisioner import Provisioner

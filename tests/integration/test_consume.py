@@ -10,11 +10,11 @@ import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
+from slipway_api.events.topics import WORKER_LIFECYCLE, group
 from slipway_common.base.clock import utc_now
 from slipway_common.base.errors import Transient
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection, session
-from slipway_common.events.topics import WORKER_LIFECYCLE, group
 from slipway_common.messaging import consume, kafka
 from slipway_common.messaging.consume import Consumer, Owned
 from slipway_common.messaging.envelope import Envelope, encode

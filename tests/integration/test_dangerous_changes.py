@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import pytest
 
+from slipway_api.events.weight import SharedWindow
 from slipway_common.declaration.changes import ConfirmationRequired
-from slipway_common.events.weight import SharedWindow
 from tests.support.declarations import everything, states, with_image
 from tests.support.provisioner import Provisioner, administrator, apply_body, declared, report, revision_id, weight
 

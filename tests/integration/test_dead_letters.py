@@ -9,13 +9,13 @@ import msgspec
 import pytest
 import yaml
 
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.topics import LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE, Topic
 from slipway_api.http.service import Replayed
 from slipway_common.base.clock import utc_now
 from slipway_common.base.errors import Transient
 from slipway_common.base.ids import hash_secret, new_id
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE, Topic
 from slipway_common.messaging import consume, dead_letters
 from slipway_common.messaging.consume import Consumer
 from slipway_common.messaging.dead_letters import NotDead

@@ -6,8 +6,8 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from slipway_common.events.lease import LeaseRequested
-from slipway_common.events.worker import WorkerStopping
+from slipway_api.events.lease import LeaseRequested
+from slipway_api.events.worker import WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.declaration import DeclarationRefused
 from slipway_provisioner.domain.workers import Worker

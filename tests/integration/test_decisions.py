@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.launch_config import LaunchConfigPaused, LaunchConfigResumed, LaunchConfigState
+from slipway_api.events.lease import LeaseRequested
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.worker import WorkerRequested
 from slipway_common.base.errors import BadEvent
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.launch_config import LaunchConfigPaused, LaunchConfigResumed, LaunchConfigState
-from slipway_common.events.lease import LeaseRequested
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.worker import WorkerRequested
 from slipway_provisioner.domain import planning
 from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.providers.port import ProviderSettings

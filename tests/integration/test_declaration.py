@@ -8,10 +8,10 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from slipway_api.events.launch_config import LaunchConfigCreated, LaunchConfigDraining, LaunchConfigUpdated
+from slipway_api.events.lease import LeaseRequested
+from slipway_api.events.pool import PoolDeleted, PoolUpdated
 from slipway_common.declaration.changes import ConfirmationRequired, OwnedByAnother
-from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfigDraining, LaunchConfigUpdated
-from slipway_common.events.lease import LeaseRequested
-from slipway_common.events.pool import PoolDeleted, PoolUpdated
 from slipway_provisioner.domain.declaration import DeclarationRefused
 from slipway_provisioner.domain.revisions import revision_id as id_of
 from slipway_provisioner.store import accounts

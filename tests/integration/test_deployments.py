@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from slipway_common.events.lease import LeaseRequested
+from slipway_api.events.lease import LeaseRequested
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.providers.simulated import Simulated

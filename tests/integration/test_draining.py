@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigPaused
-from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
-from slipway_common.events.worker import WorkerStopping
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.launch_config import LaunchConfigArchived, LaunchConfigPaused
+from slipway_api.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
+from slipway_api.events.worker import WorkerStopping
 from slipway_provisioner.store import configs
 from tests.support.provisioner import Provisioner, administrator, after, declared, report, revision_id
 from tests.support.roll_outs import (

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from slipway_common.events.worker import WorkerErrorReported
+from slipway_api.events.worker import WorkerErrorReported
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.store import errors
 from tests.support.provisioner import Provisioner, provisioner_on, revision_id

@@ -9,10 +9,10 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from slipway_common.events.lease import LeaseLost, LeaseReleaseRequested, LeaseRequested
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.topics import DECODERS
-from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRegistered, WorkerStopping
+from slipway_api.events.lease import LeaseLost, LeaseReleaseRequested, LeaseRequested
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.topics import DECODERS
+from slipway_api.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRegistered, WorkerStopping
 from slipway_provisioner.domain.cloud import InstanceState
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from tests.support.cloud import ReplyLost

@@ -7,9 +7,9 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from slipway_common.events.scopes import image_key
-from slipway_common.events.weight import SharedWindow
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_api.events.scopes import image_key
+from slipway_api.events.weight import SharedWindow
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain import planning
 from slipway_provisioner.domain.workers import stopping

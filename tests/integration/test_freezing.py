@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.pool import PoolFrozen, PoolUnfrozen
-from slipway_common.events.weight import SharedWindow
-from slipway_common.events.worker import WorkerStopped
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.pool import PoolFrozen, PoolUnfrozen
+from slipway_api.events.weight import SharedWindow
+from slipway_api.events.worker import WorkerStopped
 from tests.support.provisioner import Provisioner, administrator, after, declared, report, weight
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from slipway_api.events.lease import LeaseRequested
 from slipway_common.base.clock import utc_now
-from slipway_common.events.lease import LeaseRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.cloud import START
 from tests.support.ec2_provisioner import body, with_ec2

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from slipway_common.events.launch_config import LaunchConfigDraining
-from slipway_common.events.pool import PoolRolledBack, PoolUpdated
-from slipway_common.events.weight import SharedWindow
+from slipway_api.events.launch_config import LaunchConfigDraining
+from slipway_api.events.pool import PoolRolledBack, PoolUpdated
+from slipway_api.events.weight import SharedWindow
 from tests.support.declarations import everything, states, with_image
 from tests.support.provisioner import Provisioner, administrator, awaited, declared, revision_id, weight
 

@@ -11,11 +11,11 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from slipway_api.events.alert import AlertRaised, AlertResolved, alert_key
+from slipway_api.events.topics import ALERT, WORKER_LIFECYCLE
 from slipway_common.base.clock import utc_now
 from slipway_common.database import alerts
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
-from slipway_common.events.topics import ALERT, WORKER_LIFECYCLE
 from slipway_common.messaging import incarnation
 from slipway_common.messaging.envelope import Envelope, decode
 from slipway_common.messaging.incarnation import Incarnation, Log, NotCompared, Sent

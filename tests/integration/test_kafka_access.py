@@ -23,9 +23,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # it names the
     UserScramCredentialUpsertion,
 )
 
+from slipway_api.events.topics import WORKER_LIFECYCLE
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.tls import server_context
-from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.messaging import kafka, topic_admin
 from slipway_common.messaging.clients import KafkaAccess, client_options
 from slipway_common.messaging.consume import Consumer

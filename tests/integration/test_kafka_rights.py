@@ -27,8 +27,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # it names the
 )
 
 from generate import kafka_scripts
+from slipway_api.events.topics import ALERT, SERVICE_HEARTBEAT, TOPICS, WORKER_LIFECYCLE, compared_topics, group
 from slipway_common.database import migrate
-from slipway_common.events.topics import ALERT, SERVICE_HEARTBEAT, TOPICS, WORKER_LIFECYCLE, compared_topics, group
 from slipway_common.messaging.topic_admin import wanted
 from slipway_local.servers.child import Child
 from slipway_local.servers.kafka import EmbeddedKafka

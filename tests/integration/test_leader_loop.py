@@ -8,11 +8,11 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.structs import TopicPartition
 
+from slipway_api.events.pool import DemandReported
+from slipway_api.events.topics import POOL_DEMAND, WORKER_LIFECYCLE, group
 from slipway_api.http.service import Replayed
 from slipway_common.base.clock import utc_now
 from slipway_common.database.postgres import Connection
-from slipway_common.events.pool import DemandReported
-from slipway_common.events.topics import POOL_DEMAND, WORKER_LIFECYCLE, group
 from slipway_common.messaging import dead_letters, kafka, leader_loop, leadership
 from slipway_common.messaging.consume import Batch, Consumer, claim
 from slipway_common.messaging.leader_loop import LeaderLoop, NotLeader

@@ -7,9 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common.base.errors import BadEvent
-from slipway_common.base.ids import new_id
-from slipway_common.events.lease import (
+from slipway_api.events.lease import (
     LeaseConfirmed,
     LeaseExpired,
     LeaseGranted,
@@ -19,7 +17,9 @@ from slipway_common.events.lease import (
     LeaseReleased,
     LeaseUnleasedReported,
 )
-from slipway_common.events.topics import LEASE_REQUEST
+from slipway_api.events.topics import LEASE_REQUEST
+from slipway_common.base.errors import BadEvent
+from slipway_common.base.ids import new_id
 from slipway_common.messaging.consume import Consumer, Owned, apply
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.records import Record

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from fastapi import FastAPI
 
+from slipway_api.events.lease import LeaseLimitChanged, LeaseReleaseRequested, LeaseUnleasedReported
 from slipway_common.base.ids import hash_secret
-from slipway_common.events.lease import LeaseLimitChanged, LeaseReleaseRequested, LeaseUnleasedReported
 from slipway_common.web import problem
 from slipway_common.web.access import Tokens
 from slipway_lease_broker.http import lease_pools, leases

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from slipway_api.events.topics import LEASE_REQUEST
 from slipway_common.base.errors import Transient
-from slipway_common.events.topics import LEASE_REQUEST
 from slipway_common.messaging.consume import Consumer, Owned
 from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.domain.reception import Downtime, Receiving

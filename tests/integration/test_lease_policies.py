@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.lease import LeaseGroup, LeaseLimitChanged, LeaseLost, ReplacedLease
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.lease import LeaseGroup, LeaseLimitChanged, LeaseLost, ReplacedLease
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.report import PastLease
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy

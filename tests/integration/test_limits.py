@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import pytest
 
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.lease import LeaseReleaseRequested, LeaseRequested
+from slipway_api.events.topics import DECODERS
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.base.ids import new_id
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.lease import LeaseReleaseRequested, LeaseRequested
-from slipway_common.events.topics import DECODERS
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.messaging.incarnation import Incarnation
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import recovery

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLost
+from slipway_api.events.worker import Outcome, Result, Scope, Stage, WorkerLost
 from slipway_common.observability.telemetry import LOOP_FAILURES
 from slipway_provisioner.domain.cloud import Account, Instance
 from slipway_provisioner.loops import reap

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common.events.lease import (
+from slipway_api.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmRequested,
     LeaseExpired,
@@ -17,7 +17,7 @@ from slipway_common.events.lease import (
     LeaseRenewRequested,
     LeaseRequested,
 )
-from slipway_common.events.worker import WorkerDelayed
+from slipway_api.events.worker import WorkerDelayed
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.lease_broker import Broker, broker_on, terms
 from tests.support.provisioner import Provisioner, declared, provisioner_on, report

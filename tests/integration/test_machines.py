@@ -7,9 +7,9 @@ from typing import Final
 import httpx2
 import pytest
 
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
-from slipway_common.events.lease import LeaseReleaseRequested
-from slipway_common.events.worker import (
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved
+from slipway_api.events.lease import LeaseReleaseRequested
+from slipway_api.events.worker import (
     Outcome,
     Result,
     Scope,

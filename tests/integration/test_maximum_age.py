@@ -6,9 +6,9 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.lease import LeaseRequested
-from slipway_common.events.worker import WorkerStopping
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.lease import LeaseRequested
+from slipway_api.events.worker import WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.store import ageing, tables
 from tests.support.provisioner import Provisioner, after, declared, provisioner_on, report

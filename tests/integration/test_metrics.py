@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY, generate_latest
 
+from slipway_api.events.lifecycle import LIVE
+from slipway_api.events.topics import WORKER_LIFECYCLE
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.lifecycle import LIVE
-from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.measure import SERVICE_GAUGES, Measure, service_readings
 from slipway_common.messaging.records import Received
 from slipway_common.observability.metrics import Readings

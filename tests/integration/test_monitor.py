@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Final
 import asyncpg
 import pytest
 
+from slipway_api.events.pool import DemandReported
+from slipway_api.events.topics import POOL_DEMAND
 from slipway_common.base.clock import utc_now
 from slipway_common.declaration.strict_yaml import write
-from slipway_common.events.pool import DemandReported
-from slipway_common.events.topics import POOL_DEMAND
 from slipway_common.messaging.envelope import decode, decode_data
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_monitor.domain.counts import Counts, Unreadable

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import pytest
 
-from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.lease import LeaseRequested
-from slipway_common.events.lifecycle import State
-from slipway_common.events.worker import WorkerEvent, WorkerRequested
+from slipway_api.events.launch_config import LaunchConfigState
+from slipway_api.events.lease import LeaseRequested
+from slipway_api.events.lifecycle import State
+from slipway_api.events.worker import WorkerEvent, WorkerRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Change, claimed, registered, stopped, stopping
 from slipway_provisioner.store import workers

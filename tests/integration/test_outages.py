@@ -8,10 +8,10 @@ import httpx2
 import msgspec
 import pytest
 
-from slipway_common.events.alert import START_SECONDS, Alert, AlertRaised, AlertResolved
-from slipway_common.events.lease import LeaseConfirmed, LeaseRenewRequested, LeaseRequested
-from slipway_common.events.pool import PoolUpdated
-from slipway_common.events.worker import WorkerLaunched, WorkerRegistered, WorkerStopping
+from slipway_api.events.alert import START_SECONDS, Alert, AlertRaised, AlertResolved
+from slipway_api.events.lease import LeaseConfirmed, LeaseRenewRequested, LeaseRequested
+from slipway_api.events.pool import PoolUpdated
+from slipway_api.events.worker import WorkerLaunched, WorkerRegistered, WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import expire

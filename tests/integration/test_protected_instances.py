@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Final
 
+from slipway_api.events.alert import AlertRaised, AlertResolved
 from slipway_common.base.ids import new_id
-from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_provisioner.domain.cloud import Instance, InstanceState, Protected
 from tests.support.cloud import START
 from tests.support.provisioner import Provisioner, administrator

@@ -6,11 +6,11 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from slipway_common.base.percent import encoded
-from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfigState, LaunchConfigUpdated
-from slipway_common.events.scopes import Key, capacity_key, lifecycle_of, quota_key, subnet_key
-from slipway_common.events.weight import SharedWindow
-from slipway_common.events.worker import Scope, WorkerLaunchFailed
+from slipway_api.events.launch_config import LaunchConfigCreated, LaunchConfigState, LaunchConfigUpdated
+from slipway_api.events.scopes import Key, capacity_key, lifecycle_of, quota_key, subnet_key
+from slipway_api.events.weight import SharedWindow
+from slipway_api.events.worker import Scope, WorkerLaunchFailed
+from slipway_api.percent import encoded
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply.provider_keys import refresh
 from slipway_provisioner.domain.cloud import Account

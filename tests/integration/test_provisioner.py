@@ -8,8 +8,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from slipway_common.base.clock import monotonic_seconds
-from slipway_common.events.lease import (
+from slipway_api.events.lease import (
     LeaseConfirmed,
     LeaseExpired,
     LeaseLost,
@@ -18,7 +17,7 @@ from slipway_common.events.lease import (
     LeaseRenewRequested,
     LeaseRequested,
 )
-from slipway_common.events.worker import (
+from slipway_api.events.worker import (
     Outcome,
     Result,
     Scope,
@@ -27,6 +26,7 @@ from slipway_common.events.worker import (
     WorkerLaunched,
     WorkerLaunchFailed,
 )
+from slipway_common.base.clock import monotonic_seconds
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import termination
 from slipway_provisioner.domain.registration import batch_secret

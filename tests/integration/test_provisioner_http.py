@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from slipway_common.events.lease import LeaseRequested
+from slipway_api.events.lease import LeaseRequested
 from tests.support.cloud import ReplyLost
 from tests.support.provisioner import Provisioner, administrator, after, declared, report, revision_id
 from tests.support.running import running

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.launch_config import LaunchConfigPaused
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.worker import WorkerStopping
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.launch_config import LaunchConfigPaused
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.worker import WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.store import configs
 from tests.support.provisioner import Provisioner, after, declared, in_transaction, provisioner_on

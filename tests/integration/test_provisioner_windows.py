@@ -8,10 +8,10 @@ from typing import Final
 import msgspec
 import pytest
 
+from slipway_api.events.lease import LeaseRequested
+from slipway_api.events.scopes import NEW_SHARED_WINDOWS, Key, capacity_key, credential_key, image_key, quota_key
+from slipway_api.events.weight import StageHealth
 from slipway_common.base.revisions import name_of
-from slipway_common.events.lease import LeaseRequested
-from slipway_common.events.scopes import NEW_SHARED_WINDOWS, Key, capacity_key, credential_key, image_key, quota_key
-from slipway_common.events.weight import StageHealth
 from slipway_provisioner.domain.workers import lost
 from slipway_provisioner.handlers.weights import WeightView
 from slipway_provisioner.store import decisions, pools, workers

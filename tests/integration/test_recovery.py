@@ -8,10 +8,10 @@ import httpx2
 import msgspec
 import pytest
 
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.launch_config import LaunchConfigUpdated
+from slipway_api.events.worker import WorkerRegistered, WorkerStopping
 from slipway_common.base.ids import new_id
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.launch_config import LaunchConfigUpdated
-from slipway_common.events.worker import WorkerRegistered, WorkerStopping
 from slipway_common.messaging.incarnation import Incarnation
 from slipway_provisioner.apply import recovery
 from slipway_provisioner.domain.cloud import Instance, InstanceState

@@ -10,10 +10,10 @@ from typing import Any, Final
 import pytest
 from structlog.testing import capture_logs
 
+from slipway_api.events.lease import LeaseRequested
+from slipway_api.events.signal import SignalRaised
 from slipway_common.base.errors import BadEvent
 from slipway_common.database.postgres import Database
-from slipway_common.events.lease import LeaseRequested
-from slipway_common.events.signal import SignalRaised
 from slipway_common.observability import telemetry
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain import planning

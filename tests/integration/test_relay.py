@@ -14,12 +14,12 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
+from slipway_api.events.launch_config import LaunchConfigArchived
+from slipway_api.events.topics import LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, dead_letter_topic
+from slipway_api.events.worker import WorkerErrorReported
 from slipway_common.base.clock import utc_now
 from slipway_common.base.errors import BadEvent
 from slipway_common.database.postgres import session
-from slipway_common.events.launch_config import LaunchConfigArchived
-from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, dead_letter_topic
-from slipway_common.events.worker import WorkerErrorReported
 from slipway_common.messaging import outbox, topic_admin
 from slipway_common.messaging import relay as relay_module
 from slipway_common.messaging.envelope import decode

@@ -6,10 +6,10 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from slipway_common.events.launch_config import LaunchConfigDraining, LaunchConfigUpdated
-from slipway_common.events.scopes import REVISION_KEPT_SECONDS, image_key
-from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE
-from slipway_common.events.weight import SharedWindow, WeightChanged
+from slipway_api.events.launch_config import LaunchConfigDraining, LaunchConfigUpdated
+from slipway_api.events.scopes import REVISION_KEPT_SECONDS, image_key
+from slipway_api.events.topics import LAUNCH_CONFIG_LIFECYCLE
+from slipway_api.events.weight import SharedWindow, WeightChanged
 from slipway_common.observability.telemetry import LOOP_FAILURES
 from slipway_provisioner.store import decisions, roll_outs, workers
 from slipway_provisioner.store.pools import CONFIGS, SHARED

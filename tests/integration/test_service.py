@@ -12,8 +12,8 @@ import httpx2
 import pytest
 from aiokafka.errors import InvalidReplicationFactorError
 
-from slipway_common.events.alert import START_SECONDS, AlertRaised, AlertResolved
-from slipway_common.events.topics import SERVICE_HEARTBEAT, WORKER_LIFECYCLE
+from slipway_api.events.alert import START_SECONDS, AlertRaised, AlertResolved
+from slipway_api.events.topics import SERVICE_HEARTBEAT, WORKER_LIFECYCLE
 from slipway_common.messaging import topic_admin
 from slipway_common.service import Service, ServiceSettings
 from slipway_local.servers.kafka import EmbeddedKafka

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.topics import ALERT, DECODERS
-from slipway_common.events.weight import WeightChanged
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.topics import ALERT, DECODERS
+from slipway_api.events.weight import WeightChanged
 from slipway_common.messaging.leader_loop import LeaderLoop
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_weight_calculator.store import signals

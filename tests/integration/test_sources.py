@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.pool import DemandReported
-from slipway_common.events.topics import POOL_DEMAND
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.pool import DemandReported
+from slipway_api.events.topics import POOL_DEMAND
 from slipway_common.messaging.consume import Consumer, apply, claim
 from slipway_common.messaging.records import Received, Record
 from slipway_local.servers.postgres import EmbeddedPostgres

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import pytest
 
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
-from slipway_common.events.lease import LeaseRequested
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved
+from slipway_api.events.lease import LeaseRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account, Protected
 from slipway_provisioner.providers.port import TerminationRefused

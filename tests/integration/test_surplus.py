@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import pytest
 
-from slipway_common.events.lease import LeaseRequested
-from slipway_common.events.worker import WorkerRequested, WorkerStopped, WorkerStopping
+from slipway_api.events.lease import LeaseRequested
+from slipway_api.events.worker import WorkerRequested, WorkerStopped, WorkerStopping
 from tests.support.provisioner import Provisioner, after, declared, report
 
 WORKERS: Final = 10

@@ -13,10 +13,10 @@ from typing import Any
 import httpx2
 import msgspec
 
+from slipway_api.events.topics import SERVICE_HEARTBEAT, WORKER_LIFECYCLE
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import hash_secret
 from slipway_common.database import migrate, postgres
-from slipway_common.events.topics import SERVICE_HEARTBEAT, WORKER_LIFECYCLE
 from slipway_common.messaging import topic_admin
 from slipway_local.servers.child import Child
 from slipway_local.servers.ports import free_ports

@@ -4,7 +4,7 @@ import msgspec
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from slipway_common.events.topics import CONSUMED, TOPICS, WORKER_LIFECYCLE
+from slipway_api.events.topics import CONSUMED, TOPICS, WORKER_LIFECYCLE
 from slipway_common.messaging import topic_admin
 from tests.support.harness import Place, until
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import uvicorn
 
-from slipway_common.events.lease import (
+from slipway_api.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmed,
     LeaseConfirmRequested,
@@ -18,8 +18,8 @@ from slipway_common.events.lease import (
     LeaseRequested,
     LeaseUnleasedReported,
 )
-from slipway_common.events.service import ServiceHeartbeat
-from slipway_common.events.worker import Scope, Stage, WorkerLaunchFailed, WorkerLost
+from slipway_api.events.service import ServiceHeartbeat
+from slipway_api.events.worker import Scope, Stage, WorkerLaunchFailed, WorkerLost
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.handlers.heartbeats import HeartbeatView

@@ -9,10 +9,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved
+from slipway_api.events.lease import LeaseRequested
+from slipway_api.events.worker import Outcome, Result, Scope, Stage, WorkerLost, WorkerStopping
 from slipway_common.base.ids import new_id
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
-from slipway_common.events.lease import LeaseRequested
-from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLost, WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
 from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Refused

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
+from slipway_api.events.topics import WORKER_LIFECYCLE
 from slipway_common.database.postgres import Database
-from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.messaging.records import Received
 from slipway_common.messaging.views import Reader
 from tests.support.harness import SERVICE, Place, Words, publisher, report, until

@@ -4,13 +4,13 @@ import asyncio
 from datetime import datetime, timedelta
 from typing import Any
 
+from slipway_api.events.alert import AlertRaised
+from slipway_api.events.topics import ALERT, LAUNCH_CONFIG_WEIGHT, POOL_LIFECYCLE, WORKER_LIFECYCLE
+from slipway_api.events.weight import WeightChanged
+from slipway_api.events.worker import Outcome, Result, Scope, Stage, WorkerLaunchFailed
 from slipway_client.cli.watching import Watch
 from slipway_client.transport.http import Failed
 from slipway_common.base.clock import utc_now
-from slipway_common.events.alert import AlertRaised
-from slipway_common.events.topics import ALERT, LAUNCH_CONFIG_WEIGHT, POOL_LIFECYCLE, WORKER_LIFECYCLE
-from slipway_common.events.weight import WeightChanged
-from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLaunchFailed
 from tests.support.harness import Place, publisher, until
 from tests.support.pool_events import rolled_back
 

@@ -5,11 +5,11 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from slipway_common.events.scopes import config_key
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.topics import WORKER_LIFECYCLE
-from slipway_common.events.weight import WeightChanged
-from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerRegistered, WorkerStopping
+from slipway_api.events.scopes import config_key
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.topics import WORKER_LIFECYCLE
+from slipway_api.events.weight import WeightChanged
+from slipway_api.events.worker import Outcome, Result, Scope, Stage, WorkerRegistered, WorkerStopping
 from slipway_common.messaging.consume import Fenced, Owned
 from slipway_common.messaging.leadership import LeadershipLost
 from slipway_local.servers.postgres import EmbeddedPostgres

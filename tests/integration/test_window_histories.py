@@ -9,12 +9,12 @@ from typing import Final
 
 import pytest
 
+from slipway_api.events.lease import LeaseGranted, LeaseRequested
+from slipway_api.events.lifecycle import State
+from slipway_api.events.scopes import Key
+from slipway_api.events.weight import StageHealth
+from slipway_api.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRequested
 from slipway_common.base.revisions import name_of
-from slipway_common.events.lease import LeaseGranted, LeaseRequested
-from slipway_common.events.lifecycle import State
-from slipway_common.events.scopes import Key
-from slipway_common.events.weight import StageHealth
-from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRequested
 from slipway_provisioner.domain.workers import Worker, claimed, stopping
 from slipway_provisioner.providers.port import Refused
 from slipway_provisioner.store import pools, workers

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 import slipway_provisioner
-from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.alert import AlertRaised, AlertResolved
 from slipway_provisioner.apply import account_checks as apply
 from slipway_provisioner.domain.account_check import CheckState, Finding
 from slipway_provisioner.store import account_checks

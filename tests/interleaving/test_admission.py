@@ -7,16 +7,16 @@ from typing import Final
 import httpx2
 
 import slipway_provisioner
-from slipway_common.database.postgres import Connection
-from slipway_common.events import lease as lease_events
-from slipway_common.events.lease import (
+from slipway_api.events import lease as lease_events
+from slipway_api.events.lease import (
     LeaseCancelRequested,
     LeaseReleaseRequested,
     LeaseRenewRequested,
     LeaseRequested,
     LeaseUnleasedReported,
 )
-from slipway_common.events.worker import WorkerDelayed
+from slipway_api.events.worker import WorkerDelayed
+from slipway_common.database.postgres import Connection
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store import leases

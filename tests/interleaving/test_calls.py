@@ -8,9 +8,9 @@ from typing import Any, Final
 import pytest
 
 import slipway_provisioner
+from slipway_api.events.worker import Outcome, Result, Scope, Stage, WorkerDelayed, WorkerLaunched
 from slipway_common.base.ids import hash_secret, new_worker_token
 from slipway_common.database.postgres import Connection
-from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerDelayed, WorkerLaunched
 from slipway_provisioner.apply import launches
 from slipway_provisioner.domain.identity import Attested
 from slipway_provisioner.domain.workers import Worker, launch_failed

@@ -7,12 +7,12 @@ from typing import Any, Final
 import msgspec
 
 import slipway_provisioner
+from slipway_api.events.launch_config import LaunchConfigPaused, LaunchConfigResumed, LaunchConfigUpdated
+from slipway_api.events.pool import PoolResumed, PoolUnfrozen
+from slipway_api.events.scopes import image_key
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.weight import SharedWindow
 from slipway_common.database.postgres import Connection
-from slipway_common.events.launch_config import LaunchConfigPaused, LaunchConfigResumed, LaunchConfigUpdated
-from slipway_common.events.pool import PoolResumed, PoolUnfrozen
-from slipway_common.events.scopes import image_key
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.weight import SharedWindow
 from slipway_provisioner.apply import freezing
 from slipway_provisioner.handlers.weights import WeightView
 from slipway_provisioner.store import configs, launch_stops, outcomes, pauses, weights, workers

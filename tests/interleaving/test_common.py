@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 import slipway_common
+from slipway_api.events.alert import AlertRaised
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.topics import LAUNCH_CONFIG_SIGNAL
 from slipway_common.base.clock import utc_now
 from slipway_common.database import migrate
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import AlertRaised
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL
 from slipway_common.messaging import consume, incarnation, leadership, outbox
 from slipway_common.messaging.consume import Consumer, Fenced, Owned
 from slipway_common.messaging.envelope import Envelope, encode

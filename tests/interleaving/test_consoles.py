@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Final
 
 import slipway_provisioner
+from slipway_api.events.alert import AlertRaised, AlertResolved
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_provisioner.apply import consoles as apply
 from slipway_provisioner.domain.consoles import ConsoleOutput
 from slipway_provisioner.store import consoles as store

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 import slipway_provisioner
+from slipway_api.events.lifecycle import State
+from slipway_api.events.scopes import Key
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import State
-from slipway_common.events.scopes import Key
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner import metrics
 from slipway_provisioner.domain.revisions import RevisionKeys

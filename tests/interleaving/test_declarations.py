@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 import slipway_provisioner
+from slipway_api.events.weight import SharedWindow
 from slipway_common.database.postgres import Connection
 from slipway_common.declaration.changes import OwnedByAnother
-from slipway_common.events.weight import SharedWindow
 from slipway_provisioner.apply import declaration
 from slipway_provisioner.domain.declaration import DeclarationRefused
 from slipway_provisioner.store import configs, declarations, pauses

@@ -4,9 +4,9 @@ import asyncio
 from typing import Any, Final
 
 import slipway_lease_broker
+from slipway_api.events.lease import LeaseConfirmed, LeaseExpired, LeaseGranted, LeaseGroup, LeaseLost, LeaseReleased
 from slipway_common.database.postgres import Connection
 from slipway_common.database.retention import DAY_SECONDS
-from slipway_common.events.lease import LeaseConfirmed, LeaseExpired, LeaseGranted, LeaseGroup, LeaseLost, LeaseReleased
 from slipway_lease_broker import apply
 from slipway_lease_broker.domain.exchange import Submission
 from slipway_lease_broker.domain.reception import Downtime, Reception

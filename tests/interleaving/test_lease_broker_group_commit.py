@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipway_common.events.lease import LeaseGranted, LeaseReleased
+from slipway_api.events.lease import LeaseGranted, LeaseReleased
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
 from tests.support.lease_broker import terms

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 import slipway_lease_broker
+from slipway_api.events.lease import LeaseGranted, LeaseLimitChanged
 from slipway_common.declaration.changes import ConfirmationRequired
-from slipway_common.events.lease import LeaseGranted, LeaseLimitChanged
 from slipway_lease_broker import apply
 from slipway_lease_broker.apply import Act, Action
 from slipway_lease_broker.domain.declaration import Declaration, change

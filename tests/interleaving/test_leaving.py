@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any, Final
 
 import slipway_provisioner
+from slipway_api.events.alert import AlertRaised
+from slipway_api.events.worker import WorkerRequested, WorkerStopping
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import AlertRaised
-from slipway_common.events.worker import WorkerRequested, WorkerStopping
 from slipway_provisioner.apply import refused_terminations, starvation
 from slipway_provisioner.domain.cloud import Protected
 from slipway_provisioner.domain.workers import Worker

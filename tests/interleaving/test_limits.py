@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import slipway_provisioner
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.lease import LeaseGranted, LeaseRequested
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.lease import LeaseGranted, LeaseRequested
 from slipway_common.messaging.incarnation import Incarnation
 from slipway_provisioner.apply import limiting, plan, recovery
 from slipway_provisioner.domain import planning

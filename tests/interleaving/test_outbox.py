@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 import slipway_common
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.topics import POOL_DEMAND
 from slipway_api.http.service import Replayed
 from slipway_common.base.clock import utc_now
 from slipway_common.database import alerts
 from slipway_common.database.postgres import Connection
 from slipway_common.database.retention import DAY_SECONDS
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.topics import POOL_DEMAND
 from slipway_common.messaging import consume, dead_letters, outbox, relay, retention
 from slipway_common.messaging.consume import Consumer, Owned
 from slipway_common.messaging.records import Record

@@ -3,8 +3,8 @@
 from typing import Final
 
 import slipway_provisioner
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.signal import SignalRaised
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.signal import SignalRaised
 from slipway_provisioner.handlers.signals import record_requests
 from slipway_provisioner.store.refused_pauses import settle
 from tests.support.provisioner import Provisioner, after, declared, in_transaction, received, stopped_at

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 import slipway_provisioner
-from slipway_common.events.launch_config import LaunchConfigUpdated
+from slipway_api.events.launch_config import LaunchConfigUpdated
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import provider_keys
 from slipway_provisioner.domain.cloud import Account

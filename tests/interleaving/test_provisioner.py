@@ -8,10 +8,10 @@ from typing import Any, Final
 import pytest
 
 import slipway_provisioner
+from slipway_api.events.lease import LeaseConfirmRequested, LeaseReleaseRequested, LeaseRequested
+from slipway_api.events.lifecycle import SERVING, State
+from slipway_api.events.worker import WorkerDelayed, WorkerRequested
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lease import LeaseConfirmRequested, LeaseReleaseRequested, LeaseRequested
-from slipway_common.events.lifecycle import SERVING, State
-from slipway_common.events.worker import WorkerDelayed, WorkerRequested
 from slipway_provisioner.loops import plan
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.store import ageing, launch_stops, leases, marks, pools
@@ -254,7 +254,7 @@ async def test_all_loops_concurrently(provisioner: Provisioner) -> None:
 
 
 def _decoder(kind: type[Any]) -> Callable[[bytes], Any]:
-    from slipway_common.events.topics import DECODERS
+    from slipway_api.events.topics import DECODERS
 
     return DECODERS[kind.type].decode
 

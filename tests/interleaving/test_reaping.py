@@ -7,9 +7,9 @@ from typing import Any, Final
 import pytest
 
 import slipway_provisioner
+from slipway_api.events.alert import AlertRaised, AlertResolved
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.messaging.incarnation import Incarnation
 from slipway_provisioner.apply import recovery, refused_terminations
 from slipway_provisioner.domain.cloud import Instance, InstanceState, Protected

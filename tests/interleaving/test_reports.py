@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, Final
 
 import slipway_provisioner
-from slipway_common.events.worker import WorkerClaimed, WorkerStopping
+from slipway_api.events.worker import WorkerClaimed, WorkerStopping
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store import deadlines
 from slipway_provisioner.store import terminations as stored

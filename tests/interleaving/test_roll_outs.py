@@ -8,11 +8,11 @@ from typing import Any, Final
 import pytest
 
 import slipway_provisioner
+from slipway_api.events.alert import AlertRaised
+from slipway_api.events.launch_config import LaunchConfigArchived, LaunchConfigDraining, LaunchConfigUpdated
+from slipway_api.events.scopes import REVISION_KEPT_SECONDS, image_key
+from slipway_api.events.weight import SharedWindow, StageHealth
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import AlertRaised
-from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigDraining, LaunchConfigUpdated
-from slipway_common.events.scopes import REVISION_KEPT_SECONDS, image_key
-from slipway_common.events.weight import SharedWindow, StageHealth
 from slipway_provisioner.apply import roll_out
 from slipway_provisioner.domain.roll_out import Drain
 from slipway_provisioner.loops.roll_out import roll_out_next

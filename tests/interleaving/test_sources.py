@@ -5,8 +5,8 @@ from typing import Any, Final
 import pytest
 
 import slipway_provisioner
+from slipway_api.events.alert import AlertRaised, AlertResolved
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_provisioner.apply.sources import remove_source, settle_sources
 from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.store.retention import DELETE_ENDED_DEMAND

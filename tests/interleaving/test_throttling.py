@@ -4,8 +4,8 @@ import asyncio
 from typing import Final
 
 import slipway_provisioner
+from slipway_api.events.alert import AlertRaised
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import AlertRaised
 from slipway_provisioner.apply import throttling
 from slipway_provisioner.store import throttling as store
 from tests.support.provisioner import Provisioner, in_transaction, stopped_at

@@ -6,9 +6,9 @@ from typing import Any, Final
 import pytest
 
 import slipway_provisioner
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.worker import WorkerLaunched, WorkerLaunchFailed, WorkerLost, WorkerStopping
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.worker import WorkerLaunched, WorkerLaunchFailed, WorkerLost, WorkerStopping
 from slipway_provisioner.apply import reachability
 from slipway_provisioner.domain.reachability import machine
 from slipway_provisioner.store import reachability as store

@@ -8,11 +8,11 @@ from typing import Any, Final
 import pytest
 
 import slipway_weight_calculator
+from slipway_api.events.scopes import config_key
+from slipway_api.events.topics import WORKER_LIFECYCLE
 from slipway_api.http.service import Replayed
 from slipway_common.database.postgres import Connection
 from slipway_common.database.retention import DAY_SECONDS
-from slipway_common.events.scopes import config_key
-from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.messaging import dead_letters
 from slipway_common.messaging.consume import Batch, Consumer
 from slipway_common.messaging.leadership import LeadershipLost, Turn

@@ -2,7 +2,7 @@ import asyncio
 import sys
 from collections import Counter
 
-from slipway_common.events.lease import LeaseGranted
+from slipway_api.events.lease import LeaseGranted
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.lease_broker import Broker, terms
 

@@ -1,4 +1,4 @@
-from slipway_common.events.lease import LeaseConfirmed, LeaseLost, LeaseReleased
+from slipway_api.events.lease import LeaseConfirmed, LeaseLost, LeaseReleased
 from tests.support.lease_broker import Broker, acquire_request, after, confirm, release, renew, terms
 
 

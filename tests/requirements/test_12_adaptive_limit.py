@@ -1,6 +1,6 @@
 from itertools import pairwise
 
-from slipway_common.events.lease import LeaseCancelRequested, LeaseGranted
+from slipway_api.events.lease import LeaseCancelRequested, LeaseGranted
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.terms import Bounds
 from tests.requirements.virtual import POOL, Virtual, acquire_request, paced, release

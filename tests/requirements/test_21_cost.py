@@ -1,4 +1,4 @@
-from slipway_common.events.lease import LeaseGranted
+from slipway_api.events.lease import LeaseGranted
 from tests.requirements.virtual import POOL, Virtual, acquire_request, paced, release
 from tests.support.lease_broker import Broker, admissions, terms
 

@@ -2,8 +2,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from slipway_api.events.lease import LeaseRenewRequested
 from slipway_common.base.clock import utc_now
-from slipway_common.events.lease import LeaseRenewRequested
 from tests.histories.actor import scraped
 from tests.histories.bus import Bus
 from tests.histories.system import OPERATOR, PARTITIONS

@@ -4,7 +4,7 @@ test."""
 from collections.abc import Callable
 from typing import Any
 
-from slipway_common.events.lease import LeaseGranted, LeaseLimitChanged, LeaseReleaseRequested, LeaseRequested
+from slipway_api.events.lease import LeaseGranted, LeaseLimitChanged, LeaseReleaseRequested, LeaseRequested
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.terms import Policy
 from tests.support.lease_broker import START, Broker, confirm

@@ -19,10 +19,8 @@ import httpx2
 import msgspec
 import pytest
 
-from slipway_common.base import ids
-from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.pool import DemandReported
-from slipway_common.events.topics import (
+from slipway_api.events.pool import DemandReported
+from slipway_api.events.topics import (
     LAUNCH_CONFIG_SIGNAL,
     LAUNCH_CONFIG_WEIGHT,
     LEASE_LIFECYCLE,
@@ -31,6 +29,8 @@ from slipway_common.events.topics import (
     TOPICS,
     Topic,
 )
+from slipway_common.base import ids
+from slipway_common.database.postgres import Connection, Database
 from slipway_common.messaging import consume, outbox
 from slipway_common.messaging.consume import Consumer, Owned
 from slipway_common.messaging.envelope import Envelope, encode

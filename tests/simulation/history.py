@@ -15,9 +15,9 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from slipway_common.events.lifecycle import LIVE
-from slipway_common.events.topics import WORKER_LIFECYCLE
-from slipway_common.events.worker import WorkerStopping
+from slipway_api.events.lifecycle import LIVE
+from slipway_api.events.topics import WORKER_LIFECYCLE
+from slipway_api.events.worker import WorkerStopping
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.ageing import OVERDUE, REASON
 from slipway_provisioner.store import usage

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.lease import LeaseConfirmRequested, LeaseRenewRequested
-from slipway_common.events.lifecycle import LEAVING, LIVE, SERVING, State, advance
-from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_WEIGHT, LEASE_REQUEST, WORKER_LIFECYCLE
-from slipway_common.events.worker import Scope, WorkerLaunchFailed, WorkerRequested
+from slipway_api.events.launch_config import LaunchConfigState
+from slipway_api.events.lease import LeaseConfirmRequested, LeaseRenewRequested
+from slipway_api.events.lifecycle import LEAVING, LIVE, SERVING, State, advance
+from slipway_api.events.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_WEIGHT, LEASE_REQUEST, WORKER_LIFECYCLE
+from slipway_api.events.worker import Scope, WorkerLaunchFailed, WorkerRequested
 from slipway_provisioner.domain.workers import UNWANTED
 from slipway_provisioner.store.columns import states
 from slipway_simulator.facts import Call, InstanceCreated, Reply

@@ -12,9 +12,9 @@ from typing import Any
 
 from aiokafka.errors import KafkaError
 
+from slipway_api.events.alert import AlertRaised
+from slipway_api.events.topics import ALERT
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import AlertRaised
-from slipway_common.events.topics import ALERT
 from slipway_common.messaging import incarnation
 from slipway_common.messaging.incarnation import Incarnation, Sent
 from slipway_common.messaging.partition_queues import Place

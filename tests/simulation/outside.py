@@ -5,11 +5,11 @@ import contextlib
 from datetime import UTC, datetime
 from typing import Final
 
-from slipway_common.database import postgres
-from slipway_common.database.postgres import Database
-from slipway_common.events.topics import (
+from slipway_api.events.topics import (
     DECODERS,
 )
+from slipway_common.database import postgres
+from slipway_common.database.postgres import Database
 from slipway_common.messaging.envelope import decode
 from slipway_common.messaging.records import Received, Record
 from tests.support.harness import PATIENCE_SECONDS, PATIENT

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from slipway_common.events.topics import POOL_DEMAND
+from slipway_api.events.topics import POOL_DEMAND
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops import expire
 from slipway_provisioner.store import usage

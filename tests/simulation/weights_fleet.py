@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfigState
-from slipway_common.events.worker import Scope, WorkerEvent
+from slipway_api.events.launch_config import LaunchConfigCreated, LaunchConfigState
+from slipway_api.events.worker import Scope, WorkerEvent
 from tests.support.worlds import Fleet, Story
 
 IMAGES: Final = ("linux-2", "linux-3", "linux-4")

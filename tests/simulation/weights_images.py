@@ -13,9 +13,9 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from slipway_common.base.percent import decoded
+from slipway_api.events.topics import LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE
+from slipway_api.percent import decoded
 from slipway_common.database.postgres import Connection
-from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE
 from slipway_common.messaging.consume import Place
 from slipway_common.messaging.records import Record
 from slipway_weight_calculator.domain.evidence import Stage

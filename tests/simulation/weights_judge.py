@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.base.percent import encoded
+from slipway_api.events.scopes import Key
+from slipway_api.events.topics import LAUNCH_CONFIG_WEIGHT
+from slipway_api.events.weight import WeightChanged
+from slipway_api.percent import encoded
 from slipway_common.database.postgres import Connection
-from slipway_common.events.scopes import Key
-from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT
-from slipway_common.events.weight import WeightChanged
 from slipway_weight_calculator.domain.rows import CONFIG, STAGES, Row
 from slipway_weight_calculator.store import journal
 from slipway_weight_calculator.store.journal import Entry, Range

@@ -15,8 +15,8 @@ from typing import Any, Final
 import msgspec
 from aiokafka.structs import ConsumerRecord
 
-from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, TOPIC_OF, WORKER_LIFECYCLE
-from slipway_common.events.worker import Scope, WorkerLaunchFailed, WorkerRequested
+from slipway_api.events.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, TOPIC_OF, WORKER_LIFECYCLE
+from slipway_api.events.worker import Scope, WorkerLaunchFailed, WorkerRequested
 from slipway_common.messaging.consume import Place
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.records import Record

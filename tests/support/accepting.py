@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.worker import Scope
 from slipway_common.base.clock import utc_now
-from slipway_common.events.worker import Scope
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
 from slipway_provisioner.providers.port import (
     Accepted,

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from slipway_common.events.scopes import config_key
+from slipway_api.events.scopes import config_key
 
 ZONE_B: Final = config_key("zone-b")
 ZONES = ("zone-a", "zone-b", "zone-c")

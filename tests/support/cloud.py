@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import Any, Final
 
-from slipway_common.events.worker import Outcome
+from slipway_api.events.worker import Outcome
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected
 from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider, TerminationRefused
 

@@ -4,7 +4,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
-from slipway_common.events.topics import WORKER_LIFECYCLE
+from slipway_api.events.topics import WORKER_LIFECYCLE
 from tests.support.harness import Place, until
 
 

@@ -14,11 +14,11 @@ import yaml
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from slipway_api.events.launch_config import LaunchConfigCreated
+from slipway_api.events.lease import LeaseRequested
 from slipway_client.cli.commands.declared import DIFFERENCE
 from slipway_client.cli.confirming import CONFIRMATION
 from slipway_client.cli.main import app
-from slipway_common.events.launch_config import LaunchConfigCreated
-from slipway_common.events.lease import LeaseRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_weight_calculator.main import build
 from slipway_weight_calculator.settings import Settings

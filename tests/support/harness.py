@@ -16,13 +16,13 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 from sqlalchemy import MetaData
 
+from slipway_api.events.topics import POOL_DEMAND, TOPIC_OF, WORKER_LIFECYCLE, Topic, dead_letter_topic
+from slipway_api.events.worker import WorkerErrorReported
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.ids import new_id
 from slipway_common.database import migrate, postgres
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.database.tables import leader, messaging, script
-from slipway_common.events.topics import POOL_DEMAND, TOPIC_OF, WORKER_LIFECYCLE, Topic, dead_letter_topic
-from slipway_common.events.worker import WorkerErrorReported
 from slipway_common.messaging import kafka, outbox, topic_admin
 from slipway_common.messaging.consume import Batch, Consumer, Handler
 from slipway_common.messaging.envelope import Envelope, encode

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.events.lease import LeaseRenewRequested
+from slipway_api.events.lease import LeaseRenewRequested
 from slipway_lease_broker.domain.admit import Grant
 from slipway_lease_broker.domain.commands import apply_command, confirmation
 from slipway_lease_broker.domain.decide import lease_of

@@ -8,8 +8,8 @@ from typing import Any, Final
 import httpx2
 import msgspec
 
+from slipway_api.events.lease import LeaseRequested
 from slipway_common.base.ids import new_worker_token
-from slipway_common.events.lease import LeaseRequested
 from slipway_local.ec2.identity import Signer
 from tests.support.ec2_provisioner import body
 from tests.support.ec2_server import Ec2Server, Reply, caller, described, launched, zones

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
+from slipway_api.events import lease as lease_events
 from slipway_common.database.postgres import Connection
-from slipway_common.events import lease as lease_events
 from slipway_provisioner.apply import reaping
 from slipway_provisioner.domain.roll_out import Drain
 from slipway_provisioner.store import configs, launch_stops, pauses, roll_outs

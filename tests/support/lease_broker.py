@@ -10,10 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.base.ids import new_id
-from slipway_common.database import postgres
-from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.lease import (
+from slipway_api.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmRequested,
     LeaseGranted,
@@ -21,7 +18,10 @@ from slipway_common.events.lease import (
     LeaseRenewRequested,
     LeaseRequested,
 )
-from slipway_common.events.topics import DECODERS, LEASE_REQUEST
+from slipway_api.events.topics import DECODERS, LEASE_REQUEST
+from slipway_common.base.ids import new_id
+from slipway_common.database import postgres
+from slipway_common.database.postgres import Connection, Database
 from slipway_common.messaging import outbox
 from slipway_common.messaging.records import Received
 from slipway_common.web.runtime import Runtime

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.topics import WORKER_LIFECYCLE
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import new_id
 from slipway_common.database import postgres
 from slipway_common.database.postgres import Connection
-from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.messaging import consume
 from slipway_common.messaging.consume import Consumer, Owned
 from slipway_common.messaging.envelope import Envelope, encode

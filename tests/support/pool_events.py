@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from slipway_common.events.pool import PoolRolledBack
+from slipway_api.events.pool import PoolRolledBack
 
 
 def rolled_back(**changes: Any) -> PoolRolledBack:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slipway_api.events.topics import WORKER_LIFECYCLE
 from slipway_common.database import postgres
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.messaging import kafka
 from slipway_common.messaging.consume import Batch, Consumer
 from slipway_common.messaging.leader_loop import LeaderLoop

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from slipway_common.base.percent import encoded
+from slipway_api.percent import encoded
 from slipway_common.base.process import identities
 from slipway_common.base.process.identities import INSTANCE_TAG
 from slipway_provisioner.domain.cloud import Account

@@ -13,16 +13,16 @@ from typing import Any, Final, TypeVar
 import httpx2
 import msgspec
 
+from slipway_api.events.lease import LeaseGranted, LeaseRequested
+from slipway_api.events.pool import DemandReported
+from slipway_api.events.topics import DECODERS, TOPIC_OF
+from slipway_api.events.weight import StageHealth, WeightChanged
 from slipway_api.http.declaration import Change
 from slipway_common.base.ids import hash_secret, new_id
 from slipway_common.database import postgres
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.declaration.identity import canonical_body
 from slipway_common.declaration.models import LaunchConfig
-from slipway_common.events.lease import LeaseGranted, LeaseRequested
-from slipway_common.events.pool import DemandReported
-from slipway_common.events.topics import DECODERS, TOPIC_OF
-from slipway_common.events.weight import StageHealth, WeightChanged
 from slipway_common.messaging.records import Received
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply.declaration import apply

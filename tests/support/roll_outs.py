@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any, Final
 
-from slipway_common.events.weight import StageHealth, WeightChanged
+from slipway_api.events.weight import StageHealth, WeightChanged
 from slipway_provisioner.domain.workers import Worker, claimed
 from slipway_provisioner.store import pools, workers
 from tests.support.provisioner import Provisioner, declared, report, revision_id, weight

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from slipway_api.events.lease import LeaseRequested
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lease import LeaseRequested
 from tests.support.provisioner import Provisioner, in_transaction, stopped_at
 
 Forbid = Callable[[Connection], Awaitable[Any]]

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.topics import DECODERS
 from slipway_common.base.ids import new_id
 from slipway_common.database import postgres
 from slipway_common.database.postgres import Database
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.topics import DECODERS
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.workspaces import Kind, Phase, Workspace

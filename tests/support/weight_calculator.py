@@ -12,15 +12,11 @@ from typing import Any, Final
 import asyncpg
 import msgspec
 
-from slipway_common.base.ids import new_id
-from slipway_common.database import migrate, postgres
-from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.alert import AlertRaised
-from slipway_common.events.launch_config import LaunchConfigCreated
-from slipway_common.events.signal_rules import DEFAULT_RULES
-from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, TOPIC_OF, Topic
-from slipway_common.events.weight import WeightChanged
-from slipway_common.events.worker import (
+from slipway_api.events.alert import AlertRaised
+from slipway_api.events.launch_config import LaunchConfigCreated
+from slipway_api.events.topics import LAUNCH_CONFIG_WEIGHT, TOPIC_OF, Topic
+from slipway_api.events.weight import WeightChanged
+from slipway_api.events.worker import (
     Outcome,
     Result,
     Scope,
@@ -30,6 +26,10 @@ from slipway_common.events.worker import (
     WorkerLaunchFailed,
     WorkerStopped,
 )
+from slipway_common.base.ids import new_id
+from slipway_common.base.signal_rules import DEFAULT_RULES
+from slipway_common.database import migrate, postgres
+from slipway_common.database.postgres import Connection, Database
 from slipway_common.messaging.consume import Owned, Place, Portion
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.leadership import Leadership

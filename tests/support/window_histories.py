@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from slipway_common.events.scopes import Key, image_key, quota_key
-from slipway_common.events.weight import SharedWindow, WeightChanged
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_api.events.scopes import Key, image_key, quota_key
+from slipway_api.events.weight import SharedWindow, WeightChanged
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.workers import Worker, stopping
 from slipway_provisioner.store import pools, workers
 from tests.support.provisioner import Provisioner, declared, revision_id, weight

@@ -15,10 +15,10 @@ from typing import Any, Final
 import uvicorn
 from fastapi import FastAPI, Response
 
+from slipway_api.events.worker import WorkerClaimed, WorkerErrorReported, WorkerIdle, WorkerRegistered, WorkerStopped
 from slipway_client.worker.machine import DISABLED, ENDPOINT
 from slipway_common.base.ids import new_id
 from slipway_common.base.process import identities
-from slipway_common.events.worker import WorkerClaimed, WorkerErrorReported, WorkerIdle, WorkerRegistered, WorkerStopped
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.registration import batch_secret

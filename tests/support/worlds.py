@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfigState
-from slipway_common.events.scopes import (
+from slipway_api.events.launch_config import LaunchConfigCreated, LaunchConfigState
+from slipway_api.events.scopes import (
     Key,
     capacity_key,
     capacity_of,
@@ -18,10 +18,9 @@ from slipway_common.events.scopes import (
     image_key,
     quota_key,
 )
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.signal_rules import DEFAULT_RULES, Rules
-from slipway_common.events.weight import WeightChanged
-from slipway_common.events.worker import (
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.weight import WeightChanged
+from slipway_api.events.worker import (
     Notice,
     Outcome,
     Result,
@@ -39,6 +38,7 @@ from slipway_common.events.worker import (
     WorkerStopped,
     WorkerStopping,
 )
+from slipway_common.base.signal_rules import DEFAULT_RULES, Rules
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import PROFILES, Policy
 from slipway_weight_calculator.domain.record import record

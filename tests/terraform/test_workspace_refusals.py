@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.worker import Scope
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.worker import Scope
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.terraform.ledger import Fault
 from slipway_provisioner.apply.previews import preview

@@ -16,10 +16,10 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from slipway_common.events.alert import AlertRaised
-from slipway_common.events.launch_config import LaunchConfigCreated
-from slipway_common.events.lease import LeaseReleaseRequested, LeaseRequested
-from slipway_common.events.worker import Outcome, WorkerEvent, WorkerLaunchFailed, WorkerLost
+from slipway_api.events.alert import AlertRaised
+from slipway_api.events.launch_config import LaunchConfigCreated
+from slipway_api.events.lease import LeaseReleaseRequested, LeaseRequested
+from slipway_api.events.worker import Outcome, WorkerEvent, WorkerLaunchFailed, WorkerLost
 from slipway_local.ec2.server import ENDPOINTS
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account

@@ -19,7 +19,7 @@ from generate.compatibility import breaking
 from generate.examples import EXAMPLES, example
 from generate.openapi import documents
 from generate.schemas import schemas
-from slipway_common.events.topics import EVENT_OF
+from slipway_api.events.topics import EVENT_OF
 from slipway_common.messaging.envelope import decode, decode_data
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from typing import cast
 import msgspec
 import pytest
 
-from slipway_common.events.lease import LeaseExpired, LeaseGranted
-from slipway_common.events.topics import LEASE_LIFECYCLE
+from slipway_api.events.lease import LeaseExpired, LeaseGranted
+from slipway_api.events.topics import LEASE_LIFECYCLE
 from slipway_common.messaging.envelope import Envelope
 from slipway_local.check.evidence import Published
 from slipway_simulator import facts

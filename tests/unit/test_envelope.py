@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_api.events.pool import DemandReported
+from slipway_api.events.worker import Scope, WorkerLaunchFailed
 from slipway_common.base.errors import BadEvent
-from slipway_common.events.pool import DemandReported
-from slipway_common.events.worker import Scope, WorkerLaunchFailed
 from slipway_common.messaging import envelope
 from slipway_common.messaging.envelope import Envelope, UnknownType, decode, decode_data, encode
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from slipway_common.events.lifecycle import TRANSITIONS, State
-from slipway_common.events.scopes import config_key
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_api.events.lifecycle import TRANSITIONS, State
+from slipway_api.events.scopes import config_key
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain import workers
 from slipway_provisioner.domain.workers import Worker
 from slipway_weight_calculator.domain.draft import Draft

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import slipway_provisioner
-from slipway_common.events.lifecycle import (
+from slipway_api.events.lifecycle import (
     ASKED_TO_STOP,
     ENDED,
     IN_FLIGHT,

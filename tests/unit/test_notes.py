@@ -9,11 +9,12 @@ import pytest
 from msgspec import inspect
 
 from generate.examples import EXAMPLES
-from slipway_common.base.text import LISTED_MAX, NOTE, listed
-from slipway_common.events.alert import AlertRaised
-from slipway_common.events.fitting import NOTE_TYPE, fitted
-from slipway_common.events.scopes import Key
-from slipway_common.events.worker import Scope
+from slipway_api.events.alert import AlertRaised
+from slipway_api.events.fitting import NOTE_TYPE, fitted
+from slipway_api.events.scopes import Key
+from slipway_api.events.worker import Scope
+from slipway_api.limits import NOTE
+from slipway_common.base.text import LISTED_MAX, listed
 from slipway_common.messaging import outbox
 from slipway_common.service import PartitionAlert
 from slipway_provisioner.apply.reaping import kept_alert

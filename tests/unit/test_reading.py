@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generate.examples import EXAMPLES
-from slipway_common.events.topics import TOPIC_OF
+from slipway_api.events.topics import TOPIC_OF
 from slipway_common.messaging import records
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.records import Record, opened, received

@@ -18,8 +18,8 @@ import slipway_common
 import slipway_lease_broker
 import slipway_provisioner
 import slipway_weight_calculator
+from slipway_api.events.scopes import Key
 from slipway_client.cli.main import app
-from slipway_common.events.scopes import Key
 
 PACKAGES: Final = (slipway_common, slipway_provisioner, slipway_weight_calculator, slipway_lease_broker)
 BY_PROVIDERS: Final = frozenset({"first.remedy"})

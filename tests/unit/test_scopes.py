@@ -4,7 +4,7 @@ from typing import Final
 
 import pytest
 
-from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS
+from slipway_api.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS
 from slipway_provisioner.store.pools import shared_window_size, stages
 from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.domain.rows import STAGES, new_row, new_shared_row

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from generate.examples import EXAMPLES
-from slipway_common.base.text import KEY, LINE, NAME, NOTE, REASON, WORD, Limit
-from slipway_common.events.topics import DECODERS, EVENT_OF
+from slipway_api.events.topics import DECODERS, EVENT_OF
+from slipway_api.limits import KEY, LINE, NAME, NOTE, REASON, WORD, Limit
 from slipway_common.messaging import outbox
 from slipway_common.messaging.records import VALUE_BYTES_MAX
 

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from generate.examples import EXAMPLES
-from slipway_common.base.settings import from_environment
-from slipway_common.events.topics import (
+from slipway_api.events.topics import (
     ALERT,
     CONSUMED,
     DECODERS,
@@ -23,6 +22,7 @@ from slipway_common.events.topics import (
     dead_letter_topic,
     group,
 )
+from slipway_common.base.settings import from_environment
 
 EVENTS = list(TOPIC_OF)
 SERVICES = ("lease-broker", "provisioner", "weight-calculator")

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.events.scopes import capacity_key, credential_key, image_key, quota_key
-from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT
-from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
+from slipway_api.events.scopes import capacity_key, credential_key, image_key, quota_key
+from slipway_api.events.topics import LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT
+from slipway_api.events.weight import SharedWindow, StageHealth, WeightChanged
 from slipway_simulator import facts
 from tests.e2e import windows
 from tests.e2e.mirror import Copied

@@ -25,8 +25,8 @@ from bench.leases.bench.kafka_client import KafkaClient, connect, release, reque
 from bench.leases.bench.pairs import KafkaPool, Pairs, measured, over_http, pairs
 from bench.leases.bench.system import SERVICE, System, commits_per_second
 from bench.spread import Spread, spread
+from slipway_api.events.lease import LeaseGranted
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.events.lease import LeaseGranted
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor, run

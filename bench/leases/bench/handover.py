@@ -12,8 +12,8 @@ from bench.leases.bench.http_client import HttpClient
 from bench.leases.bench.kafka_client import KafkaClient, release, request
 from bench.leases.bench.system import SECRET, System
 from bench.spread import percentile
+from slipway_api.events.lease import LeaseGranted
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.events.lease import LeaseGranted
 
 WARM_UP: Final = 3
 PLAIN: Final = 50

@@ -11,9 +11,7 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from bench.leases.bench.system import PARTITIONS, PREFIX, partition_of
-from slipway_common.base.clock import utc_now
-from slipway_common.base.ids import new_id
-from slipway_common.events.lease import (
+from slipway_api.events.lease import (
     LeaseExpired,
     LeaseGranted,
     LeaseLost,
@@ -21,7 +19,9 @@ from slipway_common.events.lease import (
     LeaseReleaseRequested,
     LeaseRequested,
 )
-from slipway_common.events.topics import DECODERS, LEASE_REQUEST, TOPIC_OF
+from slipway_api.events.topics import DECODERS, LEASE_REQUEST, TOPIC_OF
+from slipway_common.base.clock import utc_now
+from slipway_common.base.ids import new_id
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.observability.telemetry import child_of
 

@@ -14,8 +14,8 @@ from bench.leases.bench.http_client import HttpClient
 from bench.leases.bench.kafka_client import KafkaClient, release, request
 from bench.leases.bench.system import SECRET, System
 from bench.spread import Spread, spread
+from slipway_api.events.lease import LeaseGranted, LeaseReleased
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.events.lease import LeaseGranted, LeaseReleased
 
 BATCH: Final = 50  # requests that one Kafka client has outstanding
 WARM_UP: Final = 0.4  # as a fraction of the measured time

@@ -12,9 +12,9 @@ import asyncpg
 import msgspec
 
 from bench.leases.bench.http_client import HttpClient
+from slipway_api.percent import encoded
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import hash_secret
-from slipway_common.base.percent import encoded
 from slipway_common.database import migrate, postgres
 from slipway_common.messaging import topic_admin
 from slipway_common.messaging.relay import partition_for

@@ -22,14 +22,14 @@ from fastapi import APIRouter, FastAPI
 from pydantic import field_validator
 from starlette.middleware.gzip import GZipMiddleware
 
+from slipway_api.events.alert import START_SECONDS, AlertRaised, AlertResolved, alert_key
+from slipway_api.events.service import ServiceHeartbeat
+from slipway_api.events.topics import SERVICE_HEARTBEAT, TOPICS, Topic, compared_topics
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.text import listed
 from slipway_common.database import alerts, outage, postgres
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.database.retention import EVERY_SECONDS, PRUNE_LOOP, PruneLoop, Retention
-from slipway_common.events.alert import START_SECONDS, AlertRaised, AlertResolved, alert_key
-from slipway_common.events.service import ServiceHeartbeat
-from slipway_common.events.topics import SERVICE_HEARTBEAT, TOPICS, Topic, compared_topics
 from slipway_common.measure import MEASURE_SECONDS, SERVICE_GAUGES, Measure, service_readings
 from slipway_common.messaging import kafka, outbox
 from slipway_common.messaging.clients import KafkaSettings

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pydantic import field_validator
 
+from slipway_common.base.signal_rules import DEFAULT_RULES, Rules, rules_of
 from slipway_common.declaration.files import read_file
-from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, rules_of
 from slipway_common.service import ServiceSettings
 
 

@@ -11,14 +11,14 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.base.ids import new_id
-from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.lease import (
+from slipway_api.events.lease import (
     LeaseCancelRequested,
     LeaseReleaseRequested,
     LeaseRequested,
     LeaseUnleasedReported,
 )
+from slipway_common.base.ids import new_id
+from slipway_common.database.postgres import Connection, Database
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.runtime import Runtime

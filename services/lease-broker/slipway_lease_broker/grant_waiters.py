@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import TypeAlias
 
+from slipway_api.events.lease import LeaseCancelRequested
 from slipway_common.database.postgres import Database
-from slipway_common.events.lease import LeaseCancelRequested
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.exchange import Answer, Exchange
 from slipway_lease_broker.domain.ledger import Lease, State

@@ -1,8 +1,8 @@
 """Entry point of the lease-broker: its consumers, loops and routes."""
 
+from slipway_api.events.topics import LEASE_REQUEST, TOPICS
 from slipway_common.base.settings import from_environment
 from slipway_common.database.postgres import Connection
-from slipway_common.events.topics import LEASE_REQUEST, TOPICS
 from slipway_common.measure import MEASURE_SECONDS, Measure
 from slipway_common.messaging.incarnation import Incarnation
 from slipway_common.messaging.topic_admin import partition_counts

@@ -4,10 +4,10 @@ over HTTP."""
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
+from slipway_api.events.topics import LEASE_REQUEST
+from slipway_api.percent import encoded
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.base.percent import encoded
 from slipway_common.database.postgres import Database
-from slipway_common.events.topics import LEASE_REQUEST
 from slipway_common.messaging.relay import partition_for
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.runtime import Runtime

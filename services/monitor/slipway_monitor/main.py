@@ -12,9 +12,9 @@ from random import Random
 
 from prometheus_client import start_http_server
 
+from slipway_api.events.pool import DemandReported
 from slipway_common.base.settings import from_environment
 from slipway_common.declaration.strict_yaml import Invalid
-from slipway_common.events.pool import DemandReported
 from slipway_common.observability import telemetry
 from slipway_monitor.domain.counts import Unreadable, reports
 from slipway_monitor.leadership import Alone, Leadership

@@ -5,9 +5,9 @@ from typing import Final
 
 import msgspec
 
+from slipway_api.events.pool import DemandReported
+from slipway_api.events.topics import POOL_DEMAND
 from slipway_common.base.ids import new_id
-from slipway_common.events.pool import DemandReported
-from slipway_common.events.topics import POOL_DEMAND
 from slipway_common.messaging import kafka
 from slipway_common.messaging.clients import Kafka
 from slipway_common.messaging.envelope import Envelope, encode

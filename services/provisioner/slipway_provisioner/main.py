@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
 
+from slipway_api.events.topics import LAUNCH_CONFIG_SIGNAL, LEASE_LIFECYCLE, POOL_DEMAND
 from slipway_common.base.settings import from_environment
-from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, LEASE_LIFECYCLE, POOL_DEMAND
 from slipway_common.measure import MEASURE_SECONDS
 from slipway_common.service import Loop, Service
 from slipway_common.web.runtime import Runtime

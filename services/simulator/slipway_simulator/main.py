@@ -12,9 +12,9 @@ import msgspec
 import uvicorn
 from fastapi import Depends, FastAPI
 
+from slipway_api.events.topics import POOL_DEMAND
 from slipway_common.base.clock import utc_now
 from slipway_common.base.settings import from_environment
-from slipway_common.events.topics import POOL_DEMAND
 from slipway_common.observability.telemetry import configure_logs
 from slipway_common.web import access
 from slipway_common.web.paths import PathAsSent

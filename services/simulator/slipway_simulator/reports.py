@@ -12,9 +12,9 @@ import msgspec
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
+from slipway_api.events.pool import DemandReported as DemandEvent
+from slipway_api.events.topics import POOL_DEMAND
 from slipway_common.base.ids import new_id
-from slipway_common.events.pool import DemandReported as DemandEvent
-from slipway_common.events.topics import POOL_DEMAND
 from slipway_common.messaging.clients import Kafka, client_options
 from slipway_common.messaging.envelope import Envelope, Headers, encode
 from slipway_common.observability.telemetry import logger

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.signal_kinds import KINDS
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.signal_kinds import KINDS
 from slipway_common.messaging.records import Received
 from slipway_common.observability.metrics import counter
 from slipway_weight_calculator.domain.draft import Draft

@@ -4,11 +4,11 @@ the positions of the events; then the draft is applied to the world."""
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from slipway_api.events.alert import Alert, AlertRaised
+from slipway_api.events.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE, Topic
 from slipway_common.base.errors import BadEvent
+from slipway_common.base.signal_rules import DEFAULT_RULES, Rules, redacted_signal
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import Alert, AlertRaised
-from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, redacted_signal
-from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE, Topic
 from slipway_common.messaging import outbox
 from slipway_common.messaging.consume import Batch
 from slipway_common.messaging.leadership import Turn

@@ -11,7 +11,7 @@ import pytest
 from botocore.model import ServiceModel
 from botocore.parsers import EC2QueryParser, ResponseParserError
 
-from slipway_common.events.worker import Scope
+from slipway_api.events.worker import Scope
 from slipway_provisioner.providers.aws.client import DESCRIPTIONS, LOGGERS, READ_AT_ONCE_BYTES, Clients, Parsers
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from tests.contract.aws.conftest import KEY, SECRET, Cloud, request, result

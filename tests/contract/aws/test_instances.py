@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from slipway_api.events.scopes import subnet_key
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.base.clock import utc_now
-from slipway_common.events.scopes import subnet_key
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.cloud import Instance, InstanceState
 from slipway_provisioner.providers.aws import calls, remains, replies
 from slipway_provisioner.providers.aws.adapter import Ec2

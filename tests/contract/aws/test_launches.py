@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.providers.aws.adapter import Ec2
 from slipway_provisioner.providers.pacing import LocalBuckets, Share
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, ProviderSettings, Refused

@@ -12,10 +12,10 @@ import pytest
 import uvicorn
 from typer.testing import CliRunner, Result
 
+from slipway_api.events.lease import LeaseLimitChanged
 from slipway_client.cli.boskos_file import resources
 from slipway_client.cli.main import app
 from slipway_common.declaration.strict_yaml import Invalid
-from slipway_common.events.lease import LeaseLimitChanged
 from tests.contract.boskos.slot_broker import SLOTS, SlotBroker
 from tests.contract.boskos.test_calls import acquire, by_state, release
 from tests.support import harness

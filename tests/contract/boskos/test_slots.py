@@ -6,7 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from slipway_common.events.lease import LeaseGranted, LeaseLost, LeaseReleased
+from slipway_api.events.lease import LeaseGranted, LeaseLost, LeaseReleased
 from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.main import build

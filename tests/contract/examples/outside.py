@@ -17,8 +17,8 @@ from typing import Any, Final
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.topics import ALERT, WORKER_LIFECYCLE
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.topics import ALERT, WORKER_LIFECYCLE
 from tests.support.harness import PATIENCE_SECONDS, Place, enqueue, until
 
 EXAMPLES: Final = Path(__file__).parents[3] / "examples"

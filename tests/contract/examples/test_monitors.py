@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.topics import LAUNCH_CONFIG_SIGNAL, Topic
 from slipway_common.base.clock import utc_now
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, Topic
 from slipway_common.messaging.envelope import decode, decode_data
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.handlers.signals import record_requests

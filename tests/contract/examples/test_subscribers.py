@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import pytest
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.topics import ALERT, WORKER_LIFECYCLE
-from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerIdle, WorkerLaunchFailed
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.topics import ALERT, WORKER_LIFECYCLE
+from slipway_api.events.worker import Outcome, Result, Scope, Stage, WorkerIdle, WorkerLaunchFailed
 from slipway_common.messaging.relay import partition_for
 from tests.contract.examples.outside import (
     EXAMPLES,

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 from msgspec.structs import replace
 
-from slipway_common.base.percent import encoded
+from slipway_api.percent import encoded
 from slipway_common.base.process import identities
 from slipway_common.base.process.identities import INSTANCE_TAG
 from slipway_local.ec2.facts import Call as Ec2Call

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import new_id
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.account_check import CheckState
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
 from slipway_provisioner.providers.installed import installed

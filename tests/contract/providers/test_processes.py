@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
+from slipway_api.percent import encoded
 from slipway_common.base.clock import utc_now
-from slipway_common.base.percent import encoded
 from slipway_common.base.process import identities
 from slipway_common.base.process.identities import INSTANCE_TAG
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from slipway_provisioner.providers.process import AccountSettings, Processes, instances
 from tests.support.harness import until

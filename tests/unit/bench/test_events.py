@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from bench import hop_latency, publish_latency, worker_events
-from slipway_common.events.topics import DECODERS
+from slipway_api.events.topics import DECODERS
 
 CONFIGS = worker_events.launch_configs(2)
 MADE: list[Any] = [

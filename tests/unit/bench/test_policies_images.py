@@ -23,7 +23,7 @@ from bench.policies.results import summaries
 from bench.policies.scenario import Fault, ImageChange, Push, Scenario, checked
 from bench.policies.simulator import Run, simulate
 from bench.policies.slipway import Slipway, View
-from slipway_common.events.scopes import image_key
+from slipway_api.events.scopes import image_key
 from tests.support.figures import PLAIN
 
 ROOT = Path(__file__).parents[3]

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_client.alerts import alertmanager, delivery, slack, webhook
 from slipway_client.alerts.delivery import TRIES, Change, Delivery, Problem, Sink, idempotency_key
 from slipway_client.alerts.forward import is_news
 from slipway_client.alerts.main import main, send
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 
 NOW = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
 OPEN = AlertRaised(

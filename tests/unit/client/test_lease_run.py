@@ -11,10 +11,10 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from slipway_api.events.lease import ReplacedLease
 from slipway_client.leases.attempts import Attempt
 from slipway_client.leases.state import Spooled, State
 from slipway_client.leases.terms import Lease, Start, Wanted
-from slipway_common.events.lease import ReplacedLease
 from tests.support import lease_answers
 from tests.support.lease_answers import ACQUIRE, LEASE, RELEASE, RENEW, UNLEASED, LeaseBroker, problem
 from tests.support.lease_commands import COMMAND, NOWHERE, SECONDS, TTL_SECONDS, run

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from slipway_api.events.lease import ReplacedLease
 from slipway_client.leases import pace
 from slipway_client.leases.state import ATTEMPT_KEPT_SECONDS, Spooled, State, folder
 from slipway_client.leases.terms import Start, parse_handle
-from slipway_common.events.lease import ReplacedLease
 
 URL = "http://broker:7303"
 POOL = {

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from slipway_api.events.topics import EVENT_OF
 from slipway_client.view import lines
-from slipway_common.events.topics import EVENT_OF
 
 NOW = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
 AT = datetime(2026, 8, 1, 14, 3, 7, tzinfo=UTC)

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from slipway_api.events.service import ServiceHeartbeat
+from slipway_api.events.topics import EVENT_OF
+from slipway_api.percent import encoded
 from slipway_client.cli.commands.doctor import _record
 from slipway_client.cli.commands.events import _json_line, _line, _matches
 from slipway_client.transport.log import Entry, Log
 from slipway_common.base.clock import utc_now
-from slipway_common.base.percent import encoded
-from slipway_common.events.service import ServiceHeartbeat
-from slipway_common.events.topics import EVENT_OF
 from slipway_common.messaging.envelope import Envelope, encode
 
 WORKER = b'"worker_id":"w","pool_id":"p","launch_config_id":"c","account_id":"a","image_revision":"i","instance_id":"n"'

@@ -5,12 +5,9 @@ from typing import Any
 
 import pytest
 
-from slipway_client.view import narration
-from slipway_client.view.narration import Health
-from slipway_client.view.snapshot import Config, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot
-from slipway_common.events.alert import AlertRaised, AlertResolved, alert_key
-from slipway_common.events.weight import WeightChanged
-from slipway_common.events.worker import (
+from slipway_api.events.alert import AlertRaised, AlertResolved, alert_key
+from slipway_api.events.weight import WeightChanged
+from slipway_api.events.worker import (
     Outcome,
     Result,
     Scope,
@@ -21,6 +18,9 @@ from slipway_common.events.worker import (
     WorkerLost,
     WorkerStopping,
 )
+from slipway_client.view import narration
+from slipway_client.view.narration import Health
+from slipway_client.view.snapshot import Config, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 ZONE = "zone-b"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from slipway_api.events import signal_kinds
 from slipway_client.cli.commands import signals
 from slipway_client.cli.main import app
 from slipway_client.cli.options import now
 from slipway_client.view import moments
-from slipway_common.events import signal_kinds
 from tests.support.answers import ANSWERS, CONFIG_ID, ID, SIGNAL, WEIGHT, Services, environment, served
 
 RECORD: dict[str, Any] = WEIGHT | {

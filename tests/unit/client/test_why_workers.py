@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from slipway_api.events.lifecycle import State
 from slipway_client.view.why.workers import STATES, of_worker
-from slipway_common.events.lifecycle import State
 from tests.support.why import (
     CALLED,
     DECISION,

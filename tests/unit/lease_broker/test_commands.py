@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common.base.errors import BadEvent
-from slipway_common.events.lease import (
+from slipway_api.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmed,
     LeaseConfirmRequested,
@@ -20,6 +19,7 @@ from slipway_common.events.lease import (
     LeaseUnleasedReported,
     ReplacedLease,
 )
+from slipway_common.base.errors import BadEvent
 from slipway_lease_broker.domain.adaptive import Evidence
 from slipway_lease_broker.domain.commands import UNITS_MAX, LeaseCommand, apply_command
 from slipway_lease_broker.domain.ledger import Entry, Lease, LeasePool, Ledger, Request, State, Tenant, counted, queued

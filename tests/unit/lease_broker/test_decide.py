@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common.events.lease import LeaseExpired, LeaseGranted, LeaseLost, LeaseQueued, LeaseReleased
+from slipway_api.events.lease import LeaseExpired, LeaseGranted, LeaseLost, LeaseQueued, LeaseReleased
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.ledger import (
     TRANSITIONS,

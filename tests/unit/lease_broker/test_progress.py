@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from slipway_common.base.percent import encoded
-from slipway_common.events.topics import LEASE_REQUEST
+from slipway_api.events.topics import LEASE_REQUEST
+from slipway_api.percent import encoded
 from slipway_common.messaging.consume import Consumer, Owned
 from slipway_common.messaging.relay import partition_for
 from slipway_common.web.runtime import Runtime

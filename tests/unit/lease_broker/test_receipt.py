@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from slipway_common.events.lease import LeaseRequested
+from slipway_api.events.lease import LeaseRequested
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.exchange import Answer, Exchange, Submission
 from slipway_lease_broker.domain.ledger import LeasePool, State, new_request

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from slipway_api.events.lease import LeaseRequested
 from slipway_common.declaration import models
-from slipway_common.events.lease import LeaseRequested
 from slipway_lease_broker.domain.admit import Admission
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.ledger import LeasePool, Request, new_request

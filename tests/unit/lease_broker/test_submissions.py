@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import pytest
 
-from slipway_common.events.lease import (
+from slipway_api.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmRequested,
     LeaseExpired,

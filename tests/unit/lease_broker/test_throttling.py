@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.lease import LeaseReleaseRequested
+from slipway_api.events.lease import LeaseReleaseRequested
 from slipway_lease_broker.domain.commands import apply_command
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Ledger, State
 from slipway_lease_broker.domain.limits import adapted, in_force

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.lease import LeaseReleaseRequested, LeaseRequested
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.lease import LeaseReleaseRequested, LeaseRequested
 from slipway_lease_broker.domain import limits
 from slipway_lease_broker.domain.commands import UNITS_MAX, apply_command
 from slipway_lease_broker.domain.ledger import LeasePool, Ledger, UnleasedBy

@@ -8,10 +8,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from slipway_api.events import worker as events
+from slipway_api.events.topics import WORKER_LIFECYCLE
 from slipway_common.base.ids import new_id
 from slipway_common.base.process import identities
-from slipway_common.events import worker as events
-from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.messaging.envelope import Envelope
 from slipway_local.check.evidence import Evidence, Published, Rows
 from slipway_local.check.path_check import judge

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common.events import worker as events
-from slipway_common.events.topics import WORKER_LIFECYCLE
-from slipway_common.events.worker import Outcome, Result, Stage
+from slipway_api.events import worker as events
+from slipway_api.events.topics import WORKER_LIFECYCLE
+from slipway_api.events.worker import Outcome, Result, Stage
 from slipway_common.messaging.envelope import Envelope
 from slipway_local.check.evidence import Evidence, Published, Rows
 from slipway_local.check.path_check import judge

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from slipway_common.events.alert import AlertRaised
+from slipway_api.events.alert import AlertRaised
 from slipway_local.check.consoles import judge
 
 SECRET = "0123456789abcdef"

@@ -7,14 +7,14 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from slipway_common.events.launch_config import (
+from slipway_api.events.launch_config import (
     LaunchConfigArchived,
     LaunchConfigCreated,
     LaunchConfigDraining,
     LaunchConfigState,
     LaunchConfigUpdated,
 )
-from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, POOL_LIFECYCLE
+from slipway_api.events.topics import LAUNCH_CONFIG_LIFECYCLE, POOL_LIFECYCLE
 from slipway_common.messaging.envelope import Envelope
 from slipway_local.check.evidence import Evidence, Published, Rows
 from slipway_local.check.image_change import BAD_MACHINES_MAX, Commands, judge

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.pool import DemandReported
+from slipway_api.events.pool import DemandReported
 from slipway_monitor.domain.counts import Counting, Counts, Reporting, Unreadable, labelled, reports, whole
 from slipway_monitor.domain.schedule import JITTER, RETRY_AFTER_SECONDS_MAX, first_read, next_read
 from slipway_monitor.sources.keda import quantity

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_api.events.alert import AlertRaised, AlertResolved
 from slipway_common.base.ids import new_id
-from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_provisioner.domain.ageing import Ageing, Life, alert, decide, drain_until, drawn_share, moments
 from tests.support.cloud import START
 

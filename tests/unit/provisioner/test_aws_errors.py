@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipway_common.events.worker import Scope, Stage
+from slipway_api.events.worker import Scope, Stage
 from slipway_provisioner.providers.aws import errors
 from slipway_provisioner.providers.aws.errors import Advice, Launched, classify, classify_end
 from tests.support.ec2_codes import Code, StateReason, codes, state_reasons

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.scopes import Key
+from slipway_api.events.scopes import Key
 from slipway_provisioner.domain.choice import Candidate, choose
 from slipway_provisioner.domain.pool import Share
 

@@ -6,7 +6,7 @@ from typing import Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.scopes import image_key
+from slipway_api.events.scopes import image_key
 from slipway_provisioner.domain import fairness
 from slipway_provisioner.domain.fairness import WOKEN, Wait
 from slipway_provisioner.domain.pool import Config, Shared, Stage

@@ -5,7 +5,7 @@ from typing import Any, Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.scopes import capacity_key, image_key, quota_key
+from slipway_api.events.scopes import capacity_key, image_key, quota_key
 from slipway_provisioner.domain import headroom, windows
 from slipway_provisioner.domain.headroom import Launch
 from slipway_provisioner.domain.pool import Config, Share, Shared, Stage

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.lifecycle import State
-from slipway_common.events.scopes import Key
-from slipway_common.events.weight import BOUNDLESS
+from slipway_api.events.lifecycle import State
+from slipway_api.events.scopes import Key
+from slipway_api.events.weight import BOUNDLESS
 from slipway_provisioner.domain.accounting import protected, shortfall, surplus, tasks, wanted
 from slipway_provisioner.domain.binding import bind
 from slipway_provisioner.domain.choice import Candidate, choose

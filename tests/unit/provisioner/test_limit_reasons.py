@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from slipway_common.events.alert import alert_key
+from slipway_api.events.alert import alert_key
 from slipway_provisioner.domain.limits import Level, Limit, Reached, Usage, amount, clock, headroom, raised, resolved
 from tests.unit.provisioner.test_limits import LARGE, SMALL, START, TARIFF, UNKNOWN
 

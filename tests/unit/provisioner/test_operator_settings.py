@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from slipway_common.events.worker import Scope
+from slipway_api.events.worker import Scope
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.operator import OperatorSettings, operator_settings
 from slipway_provisioner.providers.installed import installed

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipway_common.events.signal_rules import Rules, Source, over_share, share_holder
+from slipway_common.base.signal_rules import Rules, Source, over_share, share_holder
 from slipway_provisioner.domain.pauses import Pausable, RefusedPause, by_signal, raised, resolved, share_problem
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from slipway_common.events.scopes import Key
+from slipway_api.events.scopes import Key
 from slipway_provisioner.domain import planning
 from slipway_provisioner.domain.ageing import Life
 from slipway_provisioner.domain.headroom import Launch

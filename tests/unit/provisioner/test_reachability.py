@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.lifecycle import SERVING, State
-from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLaunchFailed, WorkerLost, WorkerStopping
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.lifecycle import SERVING, State
+from slipway_api.events.worker import Outcome, Result, Scope, Stage, WorkerLaunchFailed, WorkerLost, WorkerStopping
 from slipway_provisioner.domain import reachability
 from slipway_provisioner.domain.workers import Worker, ended_stage
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.lifecycle import LIVE, State
+from slipway_api.events.lifecycle import LIVE, State
 from slipway_provisioner.domain.binding import bind
 from slipway_provisioner.domain.cloud import Instance, InstanceState
 from slipway_provisioner.domain.reaping import Bound, Findings, Listing, Owner

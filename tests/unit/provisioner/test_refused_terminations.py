@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.lifecycle import State
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.lifecycle import State
 from slipway_provisioner.domain import workers
 from slipway_provisioner.domain.accounting import shortfall
 from slipway_provisioner.domain.cloud import Protected

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.alert import AlertRaised, AlertResolved
 from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.roll_out import Progress, Replacement, Revision, Standing, replace, verdict
 from tests.support.roll_out_changes import NOW, changed

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.scopes import Key
+from slipway_api.events.scopes import Key
 from slipway_provisioner.domain import headroom, planning
 from slipway_provisioner.domain.planning import Plan, check_plan
 from slipway_provisioner.domain.pool import Config, Demand, Fleet, Idle, Observed, Pool, Shared, Stage

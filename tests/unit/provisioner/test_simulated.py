@@ -8,7 +8,7 @@ import httpx2
 import msgspec
 import pytest
 
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected
 from slipway_provisioner.providers.port import (
     CreateRequest,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.base.errors import BadEvent
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_provisioner.domain.demand import ended_by_tombstone
 from slipway_provisioner.domain.sources import Freshness, Source, freshness, settled
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.alert import alert_key
+from slipway_api.events.alert import alert_key
 from slipway_provisioner.domain.throttling import Throttling, raised, resolved
 
 AFTER = 60.0

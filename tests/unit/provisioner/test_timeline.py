@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from slipway_common.events.lifecycle import State
+from slipway_api.events.lifecycle import State
 from slipway_provisioner.domain.claims import Claim
 from slipway_provisioner.domain.timeline import Moment, timeline
 from slipway_provisioner.domain.workers import Worker

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.alert import AlertRaised, AlertResolved
 from slipway_provisioner.domain.unresponsiveness import Unresponsiveness, alert
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common.events import worker as events
-from slipway_common.events.lifecycle import (
+from slipway_api.events import worker as events
+from slipway_api.events.lifecycle import (
     IN_FLIGHT,
     LIVE,
     SERVING,
@@ -17,7 +17,7 @@ from slipway_common.events.lifecycle import (
     IllegalTransition,
     State,
 )
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain import workers
 from slipway_provisioner.domain.workers import Change, Notice, ReportedNotice, Worker, ended_stage
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from slipway_common.events.worker import Outcome, Scope, Stage
-from slipway_common.events.worker import Result as StageResult
+from slipway_api.events.worker import Outcome, Scope, Stage
+from slipway_api.events.worker import Result as StageResult
 from slipway_provisioner.domain.workspace_runs import (
     APPLIES_MAX,
     INTERRUPTIONS_MAX,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from aiokafka.errors import KafkaConnectionError
 
-from slipway_common.events.pool import DemandReported as DemandEvent
+from slipway_api.events.pool import DemandReported as DemandEvent
 from slipway_common.messaging.envelope import Envelope, Headers, decode, decode_data
 from slipway_simulator import reports, scenario
 from slipway_simulator.facts import DemandReported, DemandSet, Fact, ScenarioLoaded

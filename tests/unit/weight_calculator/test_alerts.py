@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
-from slipway_common.events.launch_config import LaunchConfigCreated
-from slipway_common.events.scopes import Key, config_key
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.worker import (
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved
+from slipway_api.events.launch_config import LaunchConfigCreated
+from slipway_api.events.scopes import Key, config_key
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.worker import (
     Outcome,
     Result,
     Scope,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.launch_config import LaunchConfigCreated
-from slipway_common.events.scopes import Key
-from slipway_common.events.worker import Notice, Scope, Stage
+from slipway_api.events.launch_config import LaunchConfigCreated
+from slipway_api.events.scopes import Key
+from slipway_api.events.worker import Notice, Scope, Stage
 from slipway_weight_calculator.domain import evidence
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.evidence import Stage as Evidence

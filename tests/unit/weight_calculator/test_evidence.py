@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.base.percent import decoded
-from slipway_common.events.scopes import Key, config_key, quota_key
-from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent, WorkerLaunched
-from slipway_common.events.worker import Stage as WorkerStage
+from slipway_api.events.scopes import Key, config_key, quota_key
+from slipway_api.events.worker import Outcome, Result, Scope, WorkerEvent, WorkerLaunched
+from slipway_api.events.worker import Stage as WorkerStage
+from slipway_api.percent import decoded
 from slipway_weight_calculator.domain import evidence
 from slipway_weight_calculator.domain.blame import charged
 from slipway_weight_calculator.domain.draft import Draft

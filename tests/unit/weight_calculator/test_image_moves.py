@@ -6,9 +6,9 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
-from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.scopes import Key, image_key
-from slipway_common.events.worker import Scope, Stage
+from slipway_api.events.launch_config import LaunchConfigState
+from slipway_api.events.scopes import Key, image_key
+from slipway_api.events.worker import Scope, Stage
 from slipway_weight_calculator.domain.windows import size
 from tests.support.worlds import (
     IMAGE,

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slipway_common.events.scopes import Key, image_key
-from slipway_common.events.worker import Scope, Stage
+from slipway_api.events.scopes import Key, image_key
+from slipway_api.events.worker import Scope, Stage
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.domain.rows import CONFIG, Row

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.scopes import Key, image_key
-from slipway_common.events.worker import Scope, Stage, WorkerEvent
+from slipway_api.events.launch_config import LaunchConfigState
+from slipway_api.events.scopes import Key, image_key
+from slipway_api.events.worker import Scope, Stage, WorkerEvent
 from slipway_weight_calculator.domain.rows import Row
 from slipway_weight_calculator.domain.trips import Probe
 from tests.support.worlds import (

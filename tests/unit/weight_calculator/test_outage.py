@@ -12,9 +12,9 @@ from random import Random
 
 import pytest
 
-from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.weight import WeightChanged
-from slipway_common.events.worker import Scope, Stage, WorkerEvent
+from slipway_api.events.launch_config import LaunchConfigState
+from slipway_api.events.weight import WeightChanged
+from slipway_api.events.worker import Scope, Stage, WorkerEvent
 from tests.support.worlds import (
     POLICY,
     T0,

@@ -6,9 +6,9 @@ from typing import Final
 import msgspec
 import pytest
 
-from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.scopes import config_key
-from slipway_common.events.worker import Scope, Stage, WorkerEvent
+from slipway_api.events.launch_config import LaunchConfigState
+from slipway_api.events.scopes import config_key
+from slipway_api.events.worker import Scope, Stage, WorkerEvent
 from slipway_weight_calculator.domain.trips import Probe
 from tests.support.worlds import (
     CAPACITY,

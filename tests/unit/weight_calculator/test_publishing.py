@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.worker import Scope, WorkerEvent
+from slipway_api.events.launch_config import LaunchConfigState
+from slipway_api.events.worker import Scope, WorkerEvent
 from slipway_common.messaging.outbox import Tombstone, Traced
 from slipway_common.messaging.records import Record
 from slipway_weight_calculator.domain.draft import Draft

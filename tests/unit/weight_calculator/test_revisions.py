@@ -7,10 +7,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.scopes import Key, config_key, credential_key, image_key, quota_key
-from slipway_common.events.signal_rules import Rules, Source
-from slipway_common.events.worker import Scope
+from slipway_api.events.launch_config import LaunchConfigState
+from slipway_api.events.scopes import Key, config_key, credential_key, image_key, quota_key
+from slipway_api.events.worker import Scope
+from slipway_common.base.signal_rules import Rules, Source
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.rows import Config, config_of, name_key, pool_key
 from slipway_weight_calculator.domain.trips import Probe

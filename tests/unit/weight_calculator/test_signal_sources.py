@@ -8,12 +8,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from slipway_api.events.launch_config import LaunchConfigCreated
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.signal_kinds import KINDS, REQUESTS
+from slipway_api.events.worker import Outcome, Result, Stage, WorkerLaunched, WorkerRegistered
 from slipway_common.base.settings import from_environment
-from slipway_common.events.launch_config import LaunchConfigCreated
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.signal_kinds import KINDS, REQUESTS
-from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, Source, rules_of
-from slipway_common.events.worker import Outcome, Result, Stage, WorkerLaunched, WorkerRegistered
+from slipway_common.base.signal_rules import DEFAULT_RULES, Rules, Source, rules_of
 from slipway_weight_calculator.domain import signals
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.record import record

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.base.text import NAME, REASON
-from slipway_common.events.signal_kinds import KINDS, REQUESTS, TTL_SECONDS_MAX
-from slipway_common.events.signal_rules import Rules, Source
-from slipway_common.events.worker import Scope
+from slipway_api.events.signal_kinds import KINDS, REQUESTS, TTL_SECONDS_MAX
+from slipway_api.events.worker import Scope
+from slipway_api.limits import NAME, REASON
+from slipway_common.base.signal_rules import Rules, Source
 from slipway_common.messaging import outbox
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.world import commit, enforce_shares

@@ -2,9 +2,9 @@
 
 from typing import Any, Final
 
-from slipway_common.events.launch_config import LaunchConfigCreated
-from slipway_common.events.scopes import config_key, quota_of, subnet_key
-from slipway_common.events.worker import Scope
+from slipway_api.events.launch_config import LaunchConfigCreated
+from slipway_api.events.scopes import config_key, quota_of, subnet_key
+from slipway_api.events.worker import Scope
 from tests.support.worlds import Story, config, launched, refused, requested
 
 SUBNET: Final = subnet_key("sim-a", "sim-1", "subnet-0a")

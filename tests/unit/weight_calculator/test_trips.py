@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.worker import Scope, Stage, WorkerEvent
+from slipway_api.events.worker import Scope, Stage, WorkerEvent
 from slipway_weight_calculator.domain import trips
 from slipway_weight_calculator.domain.trips import HEALTHY, Failure
 from tests.support.worlds import (

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.scopes import Key
-from slipway_common.events.weight import BOUNDLESS, WeightChanged
-from slipway_common.events.worker import Scope, WorkerEvent
-from slipway_common.events.worker import Stage as WorkerStage
+from slipway_api.events.launch_config import LaunchConfigState
+from slipway_api.events.scopes import Key
+from slipway_api.events.weight import BOUNDLESS, WeightChanged
+from slipway_api.events.worker import Scope, WorkerEvent
+from slipway_api.events.worker import Stage as WorkerStage
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import PROFILES, faster
 from slipway_weight_calculator.domain.record import record, worth_publishing

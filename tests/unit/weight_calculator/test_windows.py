@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slipway_common.events.scopes import Key
-from slipway_common.events.worker import Scope, Stage
+from slipway_api.events.scopes import Key
+from slipway_api.events.worker import Scope, Stage
 from slipway_weight_calculator.domain.policy import Policy
 from slipway_weight_calculator.domain.windows import (
     UNKNOWN,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipway_common.base.percent import decoded
-from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.scopes import Key, config_key, image_key
-from slipway_common.events.worker import Scope
+from slipway_api.events.launch_config import LaunchConfigState
+from slipway_api.events.scopes import Key, config_key, image_key
+from slipway_api.events.worker import Scope
+from slipway_api.percent import decoded
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.evidence import remaining
 from slipway_weight_calculator.domain.policy import PROFILES

@@ -7,8 +7,8 @@ again. It notifies once, since an alert is known by its labels.
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from slipway_common.base.percent import decoded
-from slipway_common.events.alert import Alert, AlertRaised
+from slipway_api.events.alert import Alert, AlertRaised
+from slipway_api.percent import decoded
 
 PATH: Final = "/api/v2/alerts"
 REFRESHES_MISSED: Final = 5

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.alert import Alert, AlertRaised
 from slipway_common.base.clock import monotonic_seconds, utc_now
-from slipway_common.events.alert import Alert, AlertRaised
 from slipway_common.observability import telemetry
 
 LOG = telemetry.logger(__name__)

@@ -8,11 +8,11 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
+from slipway_api.events.alert import Alert, AlertRaised
+from slipway_api.events.topics import ALERT
 from slipway_client.alerts.delivery import Change, Delivery, Sink, pause
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.errors import BadEvent
-from slipway_common.events.alert import Alert, AlertRaised
-from slipway_common.events.topics import ALERT
 from slipway_common.messaging import fetched
 from slipway_common.messaging.clients import Kafka, client_options
 from slipway_common.messaging.envelope import decode, decode_data

@@ -3,8 +3,8 @@
 from datetime import datetime
 from typing import Any, Final
 
+from slipway_api.events.alert import Alert, AlertRaised
 from slipway_common.base.sanitize import printable
-from slipway_common.events.alert import Alert, AlertRaised
 
 ESCAPES: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 """Characters that Slack gives a meaning, such as a mention of everybody."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from slipway_common.events.alert import Alert, AlertRaised
+from slipway_api.events.alert import Alert, AlertRaised
 
 
 def body(alert: Alert, _: datetime) -> dict[str, Any]:

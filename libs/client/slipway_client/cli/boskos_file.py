@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.base.text import NAME as NAME_LIMIT
+from slipway_api.limits import NAME as NAME_LIMIT
 from slipway_common.declaration.fields import ID_CHARACTERS_MAX, ID_PATTERN
 from slipway_common.declaration.strict_yaml import Document, DocumentProblem, Invalid, Path, path_text, read
 

@@ -12,6 +12,11 @@ import httpx2
 import msgspec
 from aiokafka.errors import KafkaError
 
+from slipway_api.events.alert import Alert as AlertEvent
+from slipway_api.events.pool import PoolRolledBack
+from slipway_api.events.topics import ALERT, EVENT_OF, LAUNCH_CONFIG_WEIGHT, POOL_LIFECYCLE, WORKER_LIFECYCLE
+from slipway_api.events.weight import WeightChanged
+from slipway_api.events.worker import WorkerEvent
 from slipway_client.transport.http import PAGE_ITEMS, Failed
 from slipway_client.transport.log import Entry, Log
 from slipway_client.view import narration
@@ -29,11 +34,6 @@ from slipway_client.view.snapshot import (
     pages_first,
 )
 from slipway_common.base.clock import monotonic_seconds, utc_now
-from slipway_common.events.alert import Alert as AlertEvent
-from slipway_common.events.pool import PoolRolledBack
-from slipway_common.events.topics import ALERT, EVENT_OF, LAUNCH_CONFIG_WEIGHT, POOL_LIFECYCLE, WORKER_LIFECYCLE
-from slipway_common.events.weight import WeightChanged
-from slipway_common.events.worker import WorkerEvent
 
 KAFKA: Final = "kafka"
 TOPICS: Final = (LAUNCH_CONFIG_WEIGHT, ALERT, WORKER_LIFECYCLE, POOL_LIFECYCLE)

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from slipway_api.events.lease import ReplacedLease
 from slipway_client.leases.state import State, folder
 from slipway_client.leases.terms import Lease, Wanted
 from slipway_common.base.process import identities
-from slipway_common.events.lease import ReplacedLease
 
 
 class Attempt:

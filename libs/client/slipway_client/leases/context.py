@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from types import FrameType
 from typing import Any, Final, Generic, TypeVar
 
+from slipway_api.events.lease import LeaseGroup
 from slipway_client.leases.admission import FAIL_OPEN_VARIABLE, UNAVAILABLE_SECONDS, Admission, FailOpen
 from slipway_client.leases.admitting import Unleased
 from slipway_client.leases.errors import LeaseLost
@@ -29,7 +30,6 @@ from slipway_client.transport.http import SERVICES, token_of
 from slipway_client.transport.switch import switched_off
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import new_id
-from slipway_common.events.lease import LeaseGroup
 
 Event = TypeVar("Event", threading.Event, asyncio.Event)
 # Signals that end a process without running any `finally`; SIGINT raises an exception already.

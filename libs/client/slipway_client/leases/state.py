@@ -18,10 +18,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from slipway_api.events.lease import ReplacedLease
 from slipway_client.leases.pace import Pace, slot, unknown
 from slipway_client.leases.terms import Start
 from slipway_common.base.clock import utc_now
-from slipway_common.events.lease import ReplacedLease
 
 FOLDER_VARIABLE: Final = "SLIPWAY_STATE_DIR"
 METRICS: Final = "uncharged.prom"

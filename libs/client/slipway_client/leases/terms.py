@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
+from slipway_api.events.lease import LeaseGroup, ReplacedLease
 from slipway_client.view import moments
 from slipway_common.base.sanitize import printable
-from slipway_common.events.lease import LeaseGroup, ReplacedLease
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):

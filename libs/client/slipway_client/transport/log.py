@@ -17,10 +17,10 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaError
 from pydantic import ValidationError
 
+from slipway_api.events.topics import EVENT_OF
 from slipway_client.transport.http import DEMO, Failed
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.settings import UnreadableFile
-from slipway_common.events.topics import EVENT_OF
 from slipway_common.messaging import fetched
 from slipway_common.messaging.clients import KafkaAccess, KafkaSettings, client_options
 from slipway_common.messaging.envelope import Envelope, decode, decode_data

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from slipway_api.events.topics import EVENT_OF
+from slipway_api.percent import decoded
 from slipway_client.view import moments
-from slipway_common.base.percent import decoded
 from slipway_common.base.sanitize import printable
-from slipway_common.events.topics import EVENT_OF
 
 Data = Mapping[str, Any]
 OURS: Final = "io.slipway."

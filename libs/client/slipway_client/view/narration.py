@@ -7,14 +7,10 @@ from typing import Final
 
 import msgspec
 
-from slipway_client.view import roll_outs
-from slipway_client.view.phrases import HEALTHY, count, next_probe, trip_cause
-from slipway_client.view.snapshot import Config, EventLine, Pool, Snapshot, labels, shares
-from slipway_common.base.revisions import name_of
-from slipway_common.events.alert import Alert, AlertRaised
-from slipway_common.events.pool import PoolRolledBack
-from slipway_common.events.weight import WeightChanged
-from slipway_common.events.worker import (
+from slipway_api.events.alert import Alert, AlertRaised
+from slipway_api.events.pool import PoolRolledBack
+from slipway_api.events.weight import WeightChanged
+from slipway_api.events.worker import (
     Result,
     Stage,
     WorkerErrorReported,
@@ -23,6 +19,10 @@ from slipway_common.events.worker import (
     WorkerLost,
     WorkerStopping,
 )
+from slipway_client.view import roll_outs
+from slipway_client.view.phrases import HEALTHY, count, next_probe, trip_cause
+from slipway_client.view.snapshot import Config, EventLine, Pool, Snapshot, labels, shares
+from slipway_common.base.revisions import name_of
 
 SIGNAL: Final = "signal"  # `tripped_by` of a config that an external signal has tripped
 CONFIGS_NAMED: Final = 3

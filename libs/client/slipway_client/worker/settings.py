@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from slipway_common.base.text import Name
+from slipway_api.limits import Name
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 

@@ -8,10 +8,10 @@ from typing import Annotated, Final
 import msgspec
 from msgspec.structs import replace
 
+from slipway_api import limits
 from slipway_client.transport.backoff import Backoff, next_backoff
 from slipway_client.worker import core
 from slipway_client.worker.core import Wait, Worker
-from slipway_common.base import text
 
 # Long poll of the queue for a task.
 WAIT_SECONDS: Final = 20.0
@@ -23,7 +23,7 @@ KILL_SECONDS: Final = 5.0
 END_SECONDS: Final = 15.0
 
 
-Name = Annotated[text.Name, msgspec.Meta(min_length=1)]
+Name = Annotated[limits.Name, msgspec.Meta(min_length=1)]
 
 
 class Task(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.limits import Name
 from slipway_client.worker.settings import Settings
-from slipway_common.base.text import Name
 
 REGISTER_PATH: Final = "/workers/register"
 DEFAULT_SOURCE: Final = "agent"

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from slipway_api.limits import Name
 from slipway_client.worker import agent, core
 from slipway_client.worker.agent import Drain, Kill, Leave, StartAgent, Wrapped, next_step
 from slipway_client.worker.changes import Changes, beside
@@ -25,7 +26,6 @@ from slipway_client.worker.provisioner import Provisioner, run_calls
 from slipway_client.worker.user_data import UserData, handed_on
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.process.groups import CannotStart, Group, describe_exit
-from slipway_common.base.text import Name
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Limit for a fresh answer of the provisioner; after it the draining hook gets the last known one.

@@ -3,22 +3,6 @@
 from collections.abc import Sequence
 from typing import Final
 
-from slipway_api.limits import CUT as CUT
-from slipway_api.limits import KEY as KEY
-from slipway_api.limits import LINE as LINE
-from slipway_api.limits import NAME as NAME
-from slipway_api.limits import NOTE as NOTE
-from slipway_api.limits import REASON as REASON
-from slipway_api.limits import UNSTORABLE as UNSTORABLE
-from slipway_api.limits import WORD as WORD
-from slipway_api.limits import Key as Key
-from slipway_api.limits import Limit as Limit
-from slipway_api.limits import Line as Line
-from slipway_api.limits import Name as Name
-from slipway_api.limits import Note as Note
-from slipway_api.limits import Reason as Reason
-from slipway_api.limits import Word as Word
-
 LISTED_MAX: Final = 5
 
 

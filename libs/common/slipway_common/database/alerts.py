@@ -12,12 +12,12 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import asdict, replace
 
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved
+from slipway_api.events.fitting import fitted
+from slipway_api.events.topics import ALERT
 from slipway_api.http.service import ListedAlert
 from slipway_common.database.places import LAST_NUMBER
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
-from slipway_common.events.fitting import fitted
-from slipway_common.events.topics import ALERT
 
 REPEAT_SECONDS: Final = 86_400.0
 """An open alert is published again after this, so that a consumer that lost it has it again."""

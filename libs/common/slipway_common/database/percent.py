@@ -1,4 +1,4 @@
-"""SQL function that percent-encodes one part of a key, like `encoded` in slipway_common.base.percent."""
+"""SQL function that percent-encodes one part of a key, like `encoded` in slipway_api.percent."""
 
 from typing import Final
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from slipway_common.base.text import Limit
+from slipway_api.limits import Limit
 
 SECRETS: Final = frozenset({"batch_secret", "user_data"})
 """Placeholders whose values hold the secret with which machines register."""

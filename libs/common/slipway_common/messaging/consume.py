@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.base.percent import encoded
+from slipway_api.events.alert import AlertRaised, alert_key
+from slipway_api.events.topics import Topic
+from slipway_api.percent import encoded
 from slipway_common.database.postgres import Connection, is_infrastructure
-from slipway_common.events.alert import AlertRaised, alert_key
-from slipway_common.events.topics import Topic
 from slipway_common.messaging import dead_records, outbox
 from slipway_common.messaging.dead_records import DeadRecord, reason_of
 from slipway_common.messaging.envelope import UnknownType

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.topics import Topic, dead_letter_topic
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.ids import new_id
 from slipway_common.base.redaction import described, redacted
 from slipway_common.database.postgres import Connection
-from slipway_common.events.topics import Topic, dead_letter_topic
 from slipway_common.messaging import outbox
 from slipway_common.messaging.records import VALUE_BYTES_MAX, Received, Record, Undecoded, text_of, written_at
 from slipway_common.observability.telemetry import current_trace, logger

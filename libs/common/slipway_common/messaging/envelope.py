@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.topics import DECODERS, EVENT_OF
 from slipway_common.base.errors import BadEvent
-from slipway_common.events.topics import DECODERS, EVENT_OF
 
 Headers = list[tuple[str, bytes]]
 

@@ -14,9 +14,9 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
+from slipway_api.events.alert import AlertRaised
 from slipway_common.database import alerts
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import AlertRaised
 from slipway_common.messaging import outbox
 from slipway_common.messaging.partition_queues import Place
 from slipway_common.observability.telemetry import logger

@@ -21,10 +21,10 @@ from aiokafka.errors import KafkaError
 from faststream.kafka import KafkaBroker, KafkaMessage
 from faststream.middlewares import AckPolicy
 
+from slipway_api.events.topics import group
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database import outage
 from slipway_common.database.postgres import Database
-from slipway_common.events.topics import group
 from slipway_common.messaging.clients import Kafka, broker_options, client_options
 from slipway_common.messaging.consume import Consumer, Fenced, Owned, apply, claim, reread
 from slipway_common.messaging.partitions import Partitions, cluster_of

@@ -16,12 +16,12 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.commit import OffsetCommitRequest
 
+from slipway_api.events.topics import group
 from slipway_api.http.service import LeaderStatus
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.errors import Transient
 from slipway_common.database import outage
 from slipway_common.database.postgres import Connection, Database, is_infrastructure
-from slipway_common.events.topics import group
 from slipway_common.messaging import kafka, leadership
 from slipway_common.messaging.clients import Kafka, client_options
 from slipway_common.messaging.consume import Consumer, Owned, Place, Portion, reread_all

@@ -14,11 +14,11 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from slipway_api.events.topics import Topic
 from slipway_api.http.service import LeaderStatus
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.errors import Transient
 from slipway_common.database.postgres import Connection, Database, is_infrastructure
-from slipway_common.events.topics import Topic
 from slipway_common.messaging.consume import Batch, Fenced, Handler, Owned, Place, Portion, claim_all, reread_all
 from slipway_common.messaging.records import Received
 from slipway_common.observability.telemetry import logger

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.fitting import fitted
+from slipway_api.events.topics import DECODERS, TOPIC_OF
+from slipway_api.limits import KEY
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.ids import new_id
-from slipway_common.base.text import KEY
 from slipway_common.database import alerts
 from slipway_common.database.postgres import Connection
-from slipway_common.events.fitting import fitted
-from slipway_common.events.topics import DECODERS, TOPIC_OF
 from slipway_common.messaging.records import VALUE_BYTES_MAX
 from slipway_common.observability.telemetry import child_of, current_trace, logger
 

@@ -12,11 +12,11 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaError
 from aiokafka.protocol.metadata import MetadataRequest
 
+from slipway_api.events.topics import Topic
 from slipway_common.base.audited import AuditedKind
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database import audit
 from slipway_common.database.postgres import Database
-from slipway_common.events.topics import Topic
 from slipway_common.messaging import fetched
 from slipway_common.messaging.consume import (
     FOREIGN_POSITION,

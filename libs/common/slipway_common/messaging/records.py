@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.topics import DECODERS, TOPICS
+from slipway_api.limits import KEY, NAME
 from slipway_common.base.errors import BadEvent
-from slipway_common.base.text import KEY, NAME
-from slipway_common.events.topics import DECODERS, TOPICS
 from slipway_common.messaging.envelope import TRACEPARENT_CHARACTERS_MAX, Envelope, decode, decode_data, of_relay
 
 # Of what is sent and of what is consumed. A row too large for a Kafka batch would block the relay forever.

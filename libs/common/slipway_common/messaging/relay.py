@@ -20,10 +20,10 @@ import asyncpg
 from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 
+from slipway_api.events.topics import Topic
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database import outage
 from slipway_common.database.postgres import Connection, Database, is_infrastructure, schema_of, session
-from slipway_common.events.topics import Topic
 from slipway_common.messaging import incarnation
 from slipway_common.messaging.clients import Kafka
 from slipway_common.messaging.envelope import Envelope, encode

@@ -4,10 +4,10 @@ from typing import Final
 
 from sqlalchemy import MetaData
 
+from slipway_api.events.topics import TOPICS
 from slipway_common.database.retention import HISTORY_DAYS, Bounded, Retention, Rule, delete_ended, delete_oldest, older
 from slipway_common.database.sql import Statement
 from slipway_common.database.tables import messaging
-from slipway_common.events.topics import TOPICS
 
 TABLES: Final = MetaData()
 messaging(TABLES)

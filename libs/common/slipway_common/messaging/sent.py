@@ -12,10 +12,10 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.errors import KafkaTimeoutError
 
+from slipway_api.events.alert import AlertRaised
+from slipway_api.events.topics import ALERT, Topic
+from slipway_api.percent import decoded
 from slipway_common.base.errors import BadEvent
-from slipway_common.base.percent import decoded
-from slipway_common.events.alert import AlertRaised
-from slipway_common.events.topics import ALERT, Topic
 from slipway_common.messaging.clients import Kafka, client_options
 from slipway_common.messaging.envelope import decode_data
 from slipway_common.messaging.incarnation import NotCompared, Sent, source_prefix

@@ -9,9 +9,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import InvalidReplicationFactorError, KafkaError, TopicAlreadyExistsError, for_code
 
+from slipway_api.events.topics import CONSUMED, DAY_MS, TOPICS, Topic, dead_letter_topic
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.settings import from_environment
-from slipway_common.events.topics import CONSUMED, DAY_MS, TOPICS, Topic, dead_letter_topic
 from slipway_common.messaging.clients import Kafka, KafkaSettings, client_options
 
 BROKERS_SECONDS: Final = 10.0

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from slipway_api.events.topics import Topic
 from slipway_common.database import outage
 from slipway_common.database.postgres import Database, is_infrastructure
-from slipway_common.events.topics import Topic
 from slipway_common.messaging import dead_records
 from slipway_common.messaging.clients import Kafka, client_options
 from slipway_common.messaging.dead_records import DeadRecord, reason_of

@@ -19,8 +19,8 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.routing import APIRoute, iter_route_contexts
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from slipway_api.limits import NAME, Name
 from slipway_common.base.ids import LEASE_TOKEN, WORKER_TOKEN, hash_secret
-from slipway_common.base.text import NAME, Name
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.problem import Problem
 

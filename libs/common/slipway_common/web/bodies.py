@@ -26,8 +26,8 @@ from msgspec.inspect import (
     type_info,
 )
 
+from slipway_api.events.decoding import EventDecoder
 from slipway_api.problems import InvalidPart
-from slipway_common.events.decoding import EventDecoder
 from slipway_common.observability.metrics import counter
 from slipway_common.web.problem import Problem
 

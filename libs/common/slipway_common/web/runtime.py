@@ -4,8 +4,8 @@ import asyncio
 
 from fastapi import Request
 
+from slipway_api.events.topics import Topic
 from slipway_common.database.postgres import Database
-from slipway_common.events.topics import Topic
 from slipway_common.messaging import kafka
 from slipway_common.messaging.leader_loop import LeaderLoop
 from slipway_common.messaging.partitions import Partitions

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from slipway_common.base.text import NAME, NOTE, REASON, Limit
+from slipway_api.limits import NAME, NOTE, REASON, Limit
 
 
 def within(limit: Limit) -> Callable[[str], str]:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.events.alert import AlertRaised
+from slipway_api.events.alert import AlertRaised
 
 KIND: Final = "never-registered"
 LINES_MIN: Final = 2

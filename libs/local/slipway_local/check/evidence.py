@@ -13,9 +13,9 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
+from slipway_api.events.topics import CONSUMED, TOPICS, dead_letter_topic
 from slipway_common.base.clock import utc_now
 from slipway_common.base.errors import BadEvent
-from slipway_common.events.topics import CONSUMED, TOPICS, dead_letter_topic
 from slipway_common.messaging.envelope import Envelope, decode, decode_data
 from slipway_simulator import facts, ledger
 

@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.pool import PoolRolledBack
+from slipway_api.events.launch_config import LaunchConfigState
+from slipway_api.events.pool import PoolRolledBack
 from slipway_local.check import roll_out
 from slipway_local.check.evidence import Evidence
 from slipway_local.check.roll_out import TaskCounts

@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events import worker as events
-from slipway_common.events.lifecycle import ENDED, IN_FLIGHT, LIVE, SERVING
-from slipway_common.events.topics import TOPICS
+from slipway_api.events import worker as events
+from slipway_api.events.lifecycle import ENDED, IN_FLIGHT, LIVE, SERVING
+from slipway_api.events.topics import TOPICS
 from slipway_local.check.evidence import Evidence, Published
 from slipway_local.check.roll_out import launched_while_draining
 from slipway_simulator import facts

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.launch_config import LaunchConfigDraining, LaunchConfigState
+from slipway_api.events.launch_config import LaunchConfigDraining, LaunchConfigState
 from slipway_local.check.evidence import Evidence
 from slipway_simulator import facts
 

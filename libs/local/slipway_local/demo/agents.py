@@ -14,14 +14,14 @@ from typing import Any, Final
 import httpx2
 import msgspec
 
+from slipway_api.events import worker as events
+from slipway_api.percent import decoded, encoded
 from slipway_common.base.clock import monotonic_seconds, utc_now
-from slipway_common.base.percent import decoded, encoded
 from slipway_common.base.process import identities
 from slipway_common.base.process.guard import guard
 from slipway_common.base.process.identities import INSTANCE_TAG, TAG_PARTS
 from slipway_common.declaration.models import Declaration
 from slipway_common.declaration.parsing import parse
-from slipway_common.events import worker as events
 from slipway_local.check.evidence import Evidence
 from slipway_local.demo.deployment import Deployment
 from slipway_local.servers.supervisor import Supervisor

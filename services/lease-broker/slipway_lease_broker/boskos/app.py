@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from slipway_api.limits import NAME
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.base.text import NAME
 from slipway_common.database import outage
 from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.observability.telemetry import logger

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.lease import LeaseRenewRequested, LeaseRequested
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Database
-from slipway_common.events.lease import LeaseRenewRequested, LeaseRequested
 from slipway_lease_broker.boskos.transactions import SlotTransaction, SlotTransactions, reasons
 from slipway_lease_broker.domain.holders import takeover_at
 from slipway_lease_broker.domain.ledger import Lease, new_request

@@ -6,7 +6,7 @@ Refusals are text. Boskos' clients take every status but 200 as a failure, and t
 from inspect import getdoc
 from typing import Any, Final
 
-from slipway_common.base.text import NAME
+from slipway_api.limits import NAME
 from slipway_common.service import VERSION
 from slipway_common.web.openapi import summary
 from slipway_lease_broker.boskos.app import ROUTES, Route

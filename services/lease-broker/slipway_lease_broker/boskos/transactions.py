@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
+from slipway_api.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
 from slipway_common.database.postgres import Database
-from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
 from slipway_lease_broker.admission import Admissions, AdmissionTx
 from slipway_lease_broker.apply import count_limits, remove_left
 from slipway_lease_broker.domain.commands import UNITS_MAX, LeaseCommand

@@ -11,8 +11,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from slipway_common.base.errors import BadEvent
-from slipway_common.events.lease import (
+from slipway_api.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmed,
     LeaseConfirmRequested,
@@ -26,6 +25,7 @@ from slipway_common.events.lease import (
     LeaseUnleasedReported,
     ReplacedLease,
 )
+from slipway_common.base.errors import BadEvent
 from slipway_lease_broker.domain import backoff, spread, throttling, unleased
 from slipway_lease_broker.domain.adaptive import Evidence
 from slipway_lease_broker.domain.endings import HOLD, RELEASED, REPLACED, ended_event, lost_event

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from slipway_common.events.lease import LeaseGranted, LeaseLimitChanged, LeaseQueued
+from slipway_api.events.lease import LeaseGranted, LeaseLimitChanged, LeaseQueued
 from slipway_lease_broker.domain import limits, unleased
 from slipway_lease_broker.domain.admit import Admission, Grant
 from slipway_lease_broker.domain.endings import apply_deadline, end_event, end_reason

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.lease import LeaseLimitChanged
 from slipway_api.http.declaration import Change
 from slipway_common.base.audited import AuditedChange, AuditedKind
 from slipway_common.declaration.changes import (
@@ -21,7 +22,6 @@ from slipway_common.declaration.changes import (
     maximum_danger,
     removed_danger,
 )
-from slipway_common.events.lease import LeaseLimitChanged
 from slipway_lease_broker.domain.terms import Policy
 
 KIND: Final = "lease pool"

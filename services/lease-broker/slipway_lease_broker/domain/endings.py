@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.lease import LeaseExpired, LeaseLost, LeaseReleased
+from slipway_api.events.lease import LeaseExpired, LeaseLost, LeaseReleased
 from slipway_lease_broker.domain.ledger import Lease, State, advance
 from slipway_lease_broker.domain.reception import Receiving, downtime_since
 from slipway_lease_broker.domain.text import quantity

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
-from slipway_common.events.lease import LeaseCancelRequested
+from slipway_api.events.lease import LeaseCancelRequested
 from slipway_lease_broker.domain.decide import Decision, Ids, decide
 from slipway_lease_broker.domain.ledger import LeasePool, Request, Tenant
 from slipway_lease_broker.domain.limits import in_force

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from slipway_common.events.lease import LeaseRequested
+from slipway_api.events.lease import LeaseRequested
 from slipway_lease_broker.domain import spread
 from slipway_lease_broker.domain.adaptive import Adaptive, Evidence
 from slipway_lease_broker.domain.pacing import Pace

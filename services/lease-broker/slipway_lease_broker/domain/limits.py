@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 from slipway_lease_broker.domain.adaptive import Adaptive, AdaptiveTerms, adapt, initial_adaptive, rises_at
 from slipway_lease_broker.domain.commands import UNITS_MAX
 from slipway_lease_broker.domain.ledger import LeasePool

@@ -3,7 +3,7 @@ Pure."""
 
 from collections.abc import Callable, Sequence
 
-from slipway_common.events.lease import LeaseConfirmRequested, LeaseRenewRequested, LeaseRequested
+from slipway_api.events.lease import LeaseConfirmRequested, LeaseRenewRequested, LeaseRequested
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.exchange import Answer, Exchange, Submission
 from slipway_lease_broker.domain.holders import is_holder

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from slipway_api.events.lease import LeaseRequested
 from slipway_common.base.text import listed
-from slipway_common.events.lease import LeaseRequested
 from slipway_lease_broker.domain.holders import takeover_at
 from slipway_lease_broker.domain.ledger import Lease, LeasePool
 from slipway_lease_broker.domain.ownership import Denial

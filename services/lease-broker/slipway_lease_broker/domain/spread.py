@@ -10,7 +10,7 @@ import hashlib
 from datetime import datetime, timedelta
 from typing import Final
 
-from slipway_common.events.lease import LeaseGroup
+from slipway_api.events.lease import LeaseGroup
 from slipway_lease_broker.domain.sender import Sender
 
 HASH_CHARACTERS: Final = 8

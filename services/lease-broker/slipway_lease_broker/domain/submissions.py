@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from slipway_common.events.lease import (
+from slipway_api.events.lease import (
     LeaseCancelRequested,
     LeaseExpired,
     LeaseGranted,

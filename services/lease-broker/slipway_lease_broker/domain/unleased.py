@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 from slipway_lease_broker.domain.endings import HOLD
 from slipway_lease_broker.domain.ledger import (
     Excess,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from slipway_common.events.lease import LeaseRequested
+from slipway_api.events.lease import LeaseRequested
 from slipway_common.observability.telemetry import current_trace
 from slipway_common.web.problem import Problem
 from slipway_lease_broker.admission import AdmissionTx

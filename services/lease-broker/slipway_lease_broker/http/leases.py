@@ -7,9 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 
-from slipway_common.base.ids import hash_secret, new_lease_token
-from slipway_common.database.postgres import Database
-from slipway_common.events.lease import (
+from slipway_api.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmRequested,
     LeaseGroup,
@@ -18,6 +16,8 @@ from slipway_common.events.lease import (
     LeaseRequested,
     ReplacedLease,
 )
+from slipway_common.base.ids import hash_secret, new_lease_token
+from slipway_common.database.postgres import Database
 from slipway_common.observability.telemetry import current_trace, logger
 from slipway_common.web import pages
 from slipway_common.web.runtime import database

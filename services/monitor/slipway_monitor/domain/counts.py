@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
-from slipway_common.events.pool import DemandReported
+from slipway_api.events.pool import DemandReported
 
 
 class Counting(StrEnum):

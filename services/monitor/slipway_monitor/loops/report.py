@@ -9,8 +9,8 @@ from typing import Final, Protocol
 import msgspec
 from aiokafka.errors import KafkaError
 
+from slipway_api.events.pool import DemandReported
 from slipway_common.base.clock import monotonic_seconds, utc_now
-from slipway_common.events.pool import DemandReported
 from slipway_common.observability.telemetry import logger
 from slipway_monitor import metrics
 from slipway_monitor.domain import schedule

@@ -5,9 +5,9 @@ from datetime import datetime
 
 import msgspec
 
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.lifecycle import REGISTERED
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.lifecycle import REGISTERED
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain import ageing
 from slipway_provisioner.domain import workers as domain

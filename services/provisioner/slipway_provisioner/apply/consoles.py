@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from slipway_api.events.worker import Outcome, Scope
 from slipway_common.database.postgres import Connection
-from slipway_common.events.worker import Outcome, Scope
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain import consoles as domain
 from slipway_provisioner.domain.consoles import ConsoleOutput

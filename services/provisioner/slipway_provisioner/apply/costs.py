@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
+from slipway_api.events.scopes import lifecycle_of
 from slipway_common.database.postgres import Connection
-from slipway_common.events.scopes import lifecycle_of
 from slipway_provisioner.apply.provider_keys import Providers
 from slipway_provisioner.apply.reading import Declared
 from slipway_provisioner.domain.comparison import Writes

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
+from slipway_api.events.lifecycle import IN_FLIGHT, REGISTERED
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import IN_FLIGHT, REGISTERED
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.messaging import outbox
 from slipway_provisioner.apply.consoles import request as request_consoles
 from slipway_provisioner.domain.deadlines import DefaultDeadlines

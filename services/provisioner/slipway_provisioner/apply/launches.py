@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
+from slipway_api.events.lifecycle import ASKED_TO_STOP, LIVE, State
+from slipway_api.events.scopes import lifecycle_of
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import ASKED_TO_STOP, LIVE, State
-from slipway_common.events.scopes import lifecycle_of
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.apply import limiting
 from slipway_provisioner.apply.leases import release
 from slipway_provisioner.domain import user_data

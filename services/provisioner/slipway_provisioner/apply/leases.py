@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.lease import LeaseExpired, LeaseGranted, LeaseLost, LeaseQueued, LeaseReleased
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lease import LeaseExpired, LeaseGranted, LeaseLost, LeaseQueued, LeaseReleased
 from slipway_provisioner.domain.workers import Worker, admitted, delayed, held_units, without_units
 from slipway_provisioner.store import leases, pools, workers
 

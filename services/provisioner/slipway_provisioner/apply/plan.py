@@ -5,9 +5,9 @@ from datetime import datetime
 
 import msgspec
 
+from slipway_api.events.lifecycle import REGISTERED, WAITING, State
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import REGISTERED, WAITING, State
 from slipway_common.observability.telemetry import child_of
 from slipway_provisioner.apply import ageing, limiting
 from slipway_provisioner.apply.freezing import freeze_for

@@ -5,8 +5,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from slipway_api.events.scopes import capacity_key, lifecycle_of
 from slipway_common.database.postgres import Connection
-from slipway_common.events.scopes import capacity_key, lifecycle_of
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.comparison import AccountRow, Writes
 from slipway_provisioner.domain.declaration import DeclarationRefused, NewLaunch

@@ -1,9 +1,9 @@
 """Accounts that stop answering, answer again, or are retired. An account is locked before its batches and workers."""
 
+from slipway_api.events.lifecycle import ASKED_TO_STOP, LIVE
 from slipway_common.base.audited import AuditedKind
 from slipway_common.database import audit
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import ASKED_TO_STOP, LIVE
 from slipway_common.messaging import outbox
 from slipway_provisioner.apply import refused_terminations
 from slipway_provisioner.apply.leases import release

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
+from slipway_api.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, LIVE
+from slipway_api.events.worker import Outcome, WorkerRegistered
 from slipway_common.base.text import listed
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
-from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, LIVE
-from slipway_common.events.worker import Outcome, WorkerRegistered
 from slipway_common.messaging import outbox
 from slipway_provisioner.apply import consoles
 from slipway_provisioner.apply.leases import release

@@ -9,12 +9,12 @@ from typing import Final
 
 import msgspec
 
+from slipway_api.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_key
+from slipway_api.events.lifecycle import State
 from slipway_common.base.audited import AuditedKind
 from slipway_common.base.ids import new_id
 from slipway_common.database import audit
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_key
-from slipway_common.events.lifecycle import State
 from slipway_common.messaging import outbox
 from slipway_common.messaging.incarnation import Incarnation
 from slipway_common.observability.telemetry import current_trace

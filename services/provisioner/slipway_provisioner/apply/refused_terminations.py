@@ -3,8 +3,8 @@ alert of each account. An account is locked before its workers."""
 
 from collections.abc import Collection, Mapping
 
+from slipway_api.events.lifecycle import ASKED_TO_STOP
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.lifecycle import ASKED_TO_STOP
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.cloud import Protected
 from slipway_provisioner.domain.refused_terminations import alert

@@ -6,9 +6,9 @@ shown by its agent after a restart, and by a repetition whose first answer was l
 
 import msgspec
 
+from slipway_api.events.lifecycle import ENDED, LIVE
+from slipway_api.events.worker import WorkerRegistered
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import ENDED, LIVE
-from slipway_common.events.worker import WorkerRegistered
 from slipway_provisioner.apply.leases import release
 from slipway_provisioner.domain.identity import Attested, IdentityRefused, Reason, check_age
 from slipway_provisioner.domain.workers import AlreadyStopped, Worker, registered

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.lifecycle import ASKED_TO_STOP, ENDED
 from slipway_common.base.redaction import redacted
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain import workers as domain

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
+from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.lifecycle import STOPPABLE
 from slipway_common.database.postgres import Connection
-from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.events.lifecycle import STOPPABLE
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.roll_out import Drain, Progress

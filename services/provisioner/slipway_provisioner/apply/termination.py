@@ -1,9 +1,9 @@
 """Termination of a worker by a person."""
 
+from slipway_api.events.lifecycle import ASKED_TO_STOP, ENDED, WAITING, State
 from slipway_common.base.audited import AuditedKind
 from slipway_common.database import audit
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, WAITING, State
 from slipway_provisioner.apply.leases import release
 from slipway_provisioner.domain.workers import AlreadyStopped, Worker, hastened, terminated
 from slipway_provisioner.store import leases, pools, workers

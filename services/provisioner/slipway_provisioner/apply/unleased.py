@@ -1,8 +1,8 @@
 """Admission of an intent without a lease, reported to the broker in the same transaction to be charged later."""
 
+from slipway_api.events.lease import LeaseUnleasedReported
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lease import LeaseUnleasedReported
 from slipway_provisioner.domain.unleased import next_start
 from slipway_provisioner.domain.workers import admitted
 from slipway_provisioner.store import leases, pools, unleased, workers

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.apply import workspaces as states
 from slipway_provisioner.apply.workspace_listings import AccountListings

@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.base.text import NAME, NOTE
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
+from slipway_api.limits import NAME, NOTE
 
 ALERT: Final = "account-check"
 FINDINGS_MAX: Final = 1000

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.alert import Alert, AlertRaised, alert_identity
 from slipway_common.declaration.deadlines import DRAIN_SECONDS_MIN
-from slipway_common.events.alert import Alert, AlertRaised, alert_identity
 
 DRAWN_SHARE_MIN: Final = 0.9
 """Least share of the maximum age at which a worker drains."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from slipway_common.events.lifecycle import LIVE
+from slipway_api.events.lifecycle import LIVE
 from slipway_provisioner.domain.workers import Worker
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.scopes import Key
+from slipway_api.events.scopes import Key
 from slipway_provisioner.domain.limits import (
     Level,
     Limit,

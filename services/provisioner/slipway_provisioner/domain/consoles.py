@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
+from slipway_api.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_identity
+from slipway_api.events.scopes import image_key
+from slipway_api.limits import LINE, NOTE
 from slipway_common.base.redaction import GONE, redacted
-from slipway_common.base.text import LINE, NOTE
-from slipway_common.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_identity
-from slipway_common.events.scopes import image_key
 
 KIND: Final = "never-registered"
 ATTEMPTS_MAX: Final = 5

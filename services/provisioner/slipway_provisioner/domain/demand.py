@@ -5,10 +5,10 @@ from typing import Final
 
 import msgspec
 
+from slipway_api.events.pool import DemandReported
+from slipway_api.limits import NAME
+from slipway_api.percent import decoded
 from slipway_common.base.errors import BadEvent
-from slipway_common.base.percent import decoded
-from slipway_common.base.text import NAME
-from slipway_common.events.pool import DemandReported
 
 FUTURE: Final = timedelta(seconds=60)
 TASKS_MAX: Final = 10_000_000

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_identity
+from slipway_api.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_identity
 from slipway_provisioner.domain.pool import Observed, Shared
 from slipway_provisioner.domain.roll_out import may_return
 from slipway_provisioner.domain.windows import trip_reason

@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
-from slipway_common.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_key
-from slipway_common.events.weight import BOUNDLESS
+from slipway_api.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_key
+from slipway_api.events.weight import BOUNDLESS
 from slipway_provisioner.domain.prices import MachineKind, Prices
 
 KINDS = LAUNCHES, SPEND, PRICE = "launches", "spend", "price"

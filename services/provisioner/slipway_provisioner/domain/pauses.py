@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_identity
-from slipway_common.events.signal_rules import Rules, over_share, share_holder
+from slipway_api.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_identity
+from slipway_common.base.signal_rules import Rules, over_share, share_holder
 
 BY_SIGNAL: Final = "signal:"
 ALERT: Final = "pause-refused"

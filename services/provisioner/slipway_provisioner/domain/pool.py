@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.scopes import Key, image_key
+from slipway_api.events.scopes import Key, image_key
 from slipway_provisioner.domain.ageing import Life
 from slipway_provisioner.domain.limits import Level, Tariff
 from slipway_provisioner.domain.prices import MachineKind

@@ -6,9 +6,9 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_identity
-from slipway_common.events.lifecycle import State
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_api.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_identity
+from slipway_api.events.lifecycle import State
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.workers import Change, Worker, launch_failed, lost, stopping
 
 UNREACHABLE: Final = "unreachable"

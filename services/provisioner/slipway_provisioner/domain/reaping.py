@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.lifecycle import ASKED_TO_STOP, State
+from slipway_api.events.lifecycle import ASKED_TO_STOP, State
 from slipway_provisioner.domain.cloud import Instance
 from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.domain.recovery import Action, Orphan

@@ -9,8 +9,9 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.base.text import NOTE, listed
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
+from slipway_api.limits import NOTE
+from slipway_common.base.text import listed
 from slipway_provisioner.domain.cloud import Protected
 
 STUCK_REFUSALS_MIN: Final = 5

@@ -6,8 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.base.revisions import hash_of
-from slipway_common.events.scopes import (
+from slipway_api.events.scopes import (
     Key,
     capacity_key,
     credential_key,
@@ -17,6 +16,7 @@ from slipway_common.events.scopes import (
     quota_key,
     subnet_key,
 )
+from slipway_common.base.revisions import hash_of
 
 HASH_DIGITS: Final = 6
 """Digits of the hash in an id. More are taken if another body of the same name already has these."""

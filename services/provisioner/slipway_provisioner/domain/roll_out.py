@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from slipway_common.events.alert import Alert, AlertRaised, alert_identity
+from slipway_api.events.alert import Alert, AlertRaised, alert_identity
 
 Strategy = Literal["natural", "rolling", "now"]
 Replacement = Strategy | Literal["rollback"]

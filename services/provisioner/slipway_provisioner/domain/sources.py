@@ -6,8 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 from slipway_common.base.text import duration_text
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 
 
 class Freshness(StrEnum):

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.base.text import NOTE, duration_text
-from slipway_common.events.alert import Alert, AlertIdentity, AlertRaised, AlertResolved, alert_identity
+from slipway_api.events.alert import Alert, AlertIdentity, AlertRaised, AlertResolved, alert_identity
+from slipway_api.limits import NOTE
+from slipway_common.base.text import duration_text
 from slipway_provisioner.domain.reasons import Code
 
 REGISTRATIONS: Final = 1.5

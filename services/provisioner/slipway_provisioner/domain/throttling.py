@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_identity
+from slipway_api.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_identity
 
 ALERT: Final = "account-throttled"
 

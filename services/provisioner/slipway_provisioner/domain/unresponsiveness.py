@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 
 SHARE_MAX: Final = 0.2
 WORKERS_MAX: Final = 10

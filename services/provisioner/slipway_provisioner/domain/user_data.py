@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.limits import NAME
 from slipway_common.base.redaction import masked, names_secret
-from slipway_common.base.text import NAME
 from slipway_common.declaration.user_data import BYTES_MAX, DEFAULT, URL_CHARACTERS_MAX, URL_PATTERN, pieces
 from slipway_provisioner.domain.cloud import Account
 

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.scopes import Key
-from slipway_common.events.weight import BOUNDLESS
+from slipway_api.events.scopes import Key
+from slipway_api.events.weight import BOUNDLESS
 from slipway_provisioner.domain import fairness
 from slipway_provisioner.domain.pool import MAXIMUM, TRIAL, Config, Pool, Share, Shared
 

@@ -1,6 +1,6 @@
 """State transitions of a worker, as functions (worker, arguments) → (worker, event). Pure.
 
-States follow the table in slipway_common.events.lifecycle; a transition that it lacks raises IllegalTransition.
+States follow the table in slipway_api.events.lifecycle; a transition that it lacks raises IllegalTransition.
 """
 
 from collections import Counter
@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.events import worker as events
-from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, REGISTERED, WAITING, State, advance
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_api.events import worker as events
+from slipway_api.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, REGISTERED, WAITING, State, advance
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.refused_terminations import is_stuck
 
 

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.events.worker import Outcome
+from slipway_api.events.worker import Outcome
 from slipway_provisioner.domain.workspaces import NEXT, Operation, Phase, Workspace
 
 RETRY_SECONDS: Final = 5.0

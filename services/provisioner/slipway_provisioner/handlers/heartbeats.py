@@ -6,9 +6,9 @@ of each service, however old it is.
 
 from collections.abc import Sequence
 
+from slipway_api.events.topics import SERVICE_HEARTBEAT, Topic
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Database
-from slipway_common.events.topics import SERVICE_HEARTBEAT, Topic
 from slipway_common.messaging.records import Received
 from slipway_provisioner.store.clock import clock
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
+from slipway_api.events import lease as events
 from slipway_common.database.postgres import Connection
-from slipway_common.events import lease as events
 from slipway_common.messaging.records import Received
 from slipway_provisioner.apply import leases as apply
 from slipway_provisioner.store import leases

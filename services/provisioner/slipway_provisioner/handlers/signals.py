@@ -8,11 +8,10 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import ENDED, STOPPABLE, WAITING, State
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.signal_kinds import REQUESTS
-from slipway_common.events.signal_rules import (
+from slipway_api.events.lifecycle import ENDED, STOPPABLE, WAITING, State
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.signal_kinds import REQUESTS
+from slipway_common.base.signal_rules import (
     DEFAULT_RULES,
     Rules,
     is_for_provisioner,
@@ -20,6 +19,7 @@ from slipway_common.events.signal_rules import (
     refusal,
     share_holder,
 )
+from slipway_common.database.postgres import Connection
 from slipway_common.messaging.records import Received
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics

@@ -6,9 +6,9 @@ all its pools.
 
 from collections.abc import Iterable, Sequence
 
+from slipway_api.events.topics import LAUNCH_CONFIG_WEIGHT, Topic
+from slipway_api.events.weight import BOUNDLESS, SharedWindow
 from slipway_common.database.postgres import Database
-from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, Topic
-from slipway_common.events.weight import BOUNDLESS, SharedWindow
 from slipway_common.messaging.records import Received
 from slipway_provisioner.store import marks, waiting, weights
 

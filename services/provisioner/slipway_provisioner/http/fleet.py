@@ -7,9 +7,9 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
+from slipway_api.events.lifecycle import State
 from slipway_common.base.errors import Transient
 from slipway_common.database.postgres import Database
-from slipway_common.events.lifecycle import State
 from slipway_common.web import pages
 from slipway_common.web.access import READ, Caller, Needs, NeedsCaller
 from slipway_common.web.problem import Problem

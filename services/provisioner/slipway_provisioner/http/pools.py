@@ -6,8 +6,8 @@ from typing import Annotated, Any, Self
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from slipway_api.events.pool import DemandReported
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.pool import DemandReported
 from slipway_common.observability.telemetry import current_trace
 from slipway_common.web.access import READ, Needs
 from slipway_common.web.moment import Moment

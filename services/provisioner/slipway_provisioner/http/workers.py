@@ -8,10 +8,10 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from slipway_api.events.lifecycle import IllegalTransition
 from slipway_common.base.ids import WORKER_TOKEN, hash_secret, new_worker_token
 from slipway_common.base.revisions import hash_of
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.lifecycle import IllegalTransition
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.access import Open, OwnWorker
 from slipway_common.web.moment import Moment, MomentText, parsed

@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from slipway_api.events.worker import Scope
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.worker import Scope
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.apply import launches

@@ -6,10 +6,10 @@ from typing import Final
 
 import asyncpg
 
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.redaction import described
 from slipway_common.database.postgres import Database, is_infrastructure
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics

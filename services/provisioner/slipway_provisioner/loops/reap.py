@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from slipway_api.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
+from slipway_api.events.lifecycle import IN_FLIGHT
+from slipway_api.events.worker import Outcome
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database import outage
 from slipway_common.database.postgres import Database, is_infrastructure
-from slipway_common.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
-from slipway_common.events.lifecycle import IN_FLIGHT
-from slipway_common.events.worker import Outcome
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import LOOP_FAILURES, logger
 from slipway_provisioner import metrics

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
+from slipway_api.events.scopes import REVISION_KEPT_SECONDS
 from slipway_common.database.postgres import Connection, Database, is_infrastructure
-from slipway_common.events.scopes import REVISION_KEPT_SECONDS
 from slipway_common.observability.telemetry import LOOP_FAILURES, logger
 from slipway_provisioner.apply import roll_out
 from slipway_provisioner.domain.roll_out import Progress, verdict

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from slipway_api.events.alert import START_SECONDS, Alert, AlertRaised, AlertResolved, alert_identity
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Database
-from slipway_common.events.alert import START_SECONDS, Alert, AlertRaised, AlertResolved, alert_identity
 from slipway_common.messaging import outbox
 from slipway_provisioner.store import demand
 

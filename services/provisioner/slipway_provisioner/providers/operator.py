@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from slipway_common.events.worker import Scope
+from slipway_api.events.worker import Scope
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.operator import DEFAULT_ENTRY, ENTRY, CredentialOfOperator, OfProvider, OperatorSettings
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider, Refused

@@ -7,9 +7,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from slipway_api.events.scopes import capacity_key, image_of_provider, lifecycle_of, quota_key
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.base.redaction import redacted
-from slipway_common.events.scopes import capacity_key, image_of_provider, lifecycle_of, quota_key
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain import account_check
 from slipway_provisioner.domain.account_check import Finding

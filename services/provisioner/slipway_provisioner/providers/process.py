@@ -23,11 +23,11 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from slipway_common.base.percent import decoded, encoded
+from slipway_api.events.worker import Outcome, Scope
+from slipway_api.percent import decoded, encoded
 from slipway_common.base.process import identities
 from slipway_common.base.process.groups import ended, filled_pipe
 from slipway_common.base.process.identities import INSTANCE_TAG, TAG_PARTS, Process
-from slipway_common.events.worker import Outcome, Scope
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain import account_check
 from slipway_provisioner.domain.account_check import CheckState, Finding

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import httpx2
 
-from slipway_common.events.scopes import image_of_provider
-from slipway_common.events.worker import Scope
+from slipway_api.events.scopes import image_of_provider
+from slipway_api.events.worker import Scope
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected
 from slipway_provisioner.providers.port import (
     CONSOLE_BYTES_MAX,

@@ -4,9 +4,9 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from slipway_api.events.lifecycle import ASKED_TO_STOP, ENDED, REGISTERED
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
-from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, REGISTERED
 from slipway_provisioner.store import demand
 from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states

@@ -6,9 +6,9 @@ from typing import Any, Final
 import msgspec
 import sqlalchemy as sa
 
+from slipway_api.events.lifecycle import REGISTERED, SERVING
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
-from slipway_common.events.lifecycle import REGISTERED, SERVING
 from slipway_provisioner.domain.deadlines import DefaultDeadlines
 from slipway_provisioner.domain.starvation import Shortage
 from slipway_provisioner.domain.surplus import Surplus

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from sqlalchemy import Column, Computed, Text, text
 
-from slipway_common.events.lifecycle import State
+from slipway_api.events.lifecycle import State
 
 FALSE: Final = text("false")
 TRUE: Final = text("true")

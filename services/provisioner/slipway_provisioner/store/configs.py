@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from slipway_api.events import launch_config as events
+from slipway_api.events.launch_config import LaunchConfigState
 from slipway_common.base.audited import AuditedKind
 from slipway_common.database import audit
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, matches, names
-from slipway_common.events import launch_config as events
-from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.messaging import outbox
 from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain.pauses import BY_SIGNAL, Pausable

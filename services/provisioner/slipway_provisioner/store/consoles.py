@@ -6,9 +6,9 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
+from slipway_api.events.lifecycle import REGISTERED
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, given, names, seconds
-from slipway_common.events.lifecycle import REGISTERED
 from slipway_provisioner.domain.consoles import ConsoleOutput
 from slipway_provisioner.store import accounts
 from slipway_provisioner.store.clock import NOW

@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
+from slipway_api.events.lifecycle import ENDED, IN_FLIGHT, REGISTERED
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
-from slipway_common.events.lifecycle import ENDED, IN_FLIGHT, REGISTERED
 from slipway_provisioner.domain.deadlines import DefaultDeadlines
 from slipway_provisioner.domain.identity import Age
 from slipway_provisioner.domain.unresponsiveness import TIMEOUT_PART, Unresponsiveness

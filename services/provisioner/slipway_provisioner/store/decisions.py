@@ -9,12 +9,12 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
+from slipway_api.events.lease import LeaseRequested
+from slipway_api.events.lifecycle import State
 from slipway_common.base.ids import new_id
 from slipway_common.database.places import LAST_ID, LAST_TIME
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, arrays, beyond, columns
-from slipway_common.events.lease import LeaseRequested
-from slipway_common.events.lifecycle import State
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.planning import Plan
 from slipway_provisioner.domain.pool import Observed

@@ -12,12 +12,12 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.sql.dml import ReturningInsert
 
+from slipway_api.events import launch_config as config_events
+from slipway_api.events import pool as pool_events
+from slipway_api.events.lifecycle import ENDED, SERVING
 from slipway_common.base.revisions import name_of
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, given, matches, names
-from slipway_common.events import launch_config as config_events
-from slipway_common.events import pool as pool_events
-from slipway_common.events.lifecycle import ENDED, SERVING
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.comparison import (
     AccountRow,

@@ -10,11 +10,11 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
+from slipway_api.events.lifecycle import ENDED as STOPPED
+from slipway_api.events.lifecycle import LEAVING
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, arrays, columns, given, names
 from slipway_common.declaration.deadlines import DRAIN_SECONDS_MAX, DRAIN_SECONDS_MIN
-from slipway_common.events.lifecycle import ENDED as STOPPED
-from slipway_common.events.lifecycle import LEAVING
 from slipway_provisioner.domain import accounting
 from slipway_provisioner.domain.accounting import Departures, Sample
 from slipway_provisioner.domain.claims import Claim

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from textwrap import fill
 from typing import Final
 
-from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING
-from slipway_common.events.scopes import NEW_SHARED_WINDOWS
+from slipway_api.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING
+from slipway_api.events.scopes import NEW_SHARED_WINDOWS
 from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain.fairness import WOKEN
 from slipway_provisioner.store.columns import states

@@ -6,8 +6,8 @@ Those of pools are read of some pools at a time, so that a reading costs the sam
 from collections.abc import Mapping
 from typing import Any, Final
 
+from slipway_api.events.lifecycle import ENDED, LIVE
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import ENDED, LIVE
 from slipway_common.observability.metrics import Readings
 from slipway_provisioner.domain.workspaces import Phase
 from slipway_provisioner.store import summaries

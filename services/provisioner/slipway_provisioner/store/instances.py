@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
+from slipway_api.events.lifecycle import ENDED, IN_FLIGHT, State
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.lifecycle import ENDED, IN_FLIGHT, State
 from slipway_provisioner.domain.reaping import Bound, Owner
 from slipway_provisioner.store.columns import states
 

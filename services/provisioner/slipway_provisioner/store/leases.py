@@ -8,10 +8,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from slipway_common.base.ids import new_id
-from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array, names, seconds
-from slipway_common.events.lease import (
+from slipway_api.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmed,
     LeaseConfirmRequested,
@@ -24,7 +21,10 @@ from slipway_common.events.lease import (
     LeaseRequested,
     LeaseUnleasedReported,
 )
-from slipway_common.events.lifecycle import WAITING
+from slipway_api.events.lifecycle import WAITING
+from slipway_common.base.ids import new_id
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, array, names, seconds
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.launching import LeaseState
 from slipway_provisioner.store.clock import NOW, overdue

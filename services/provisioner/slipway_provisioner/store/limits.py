@@ -8,10 +8,10 @@ from typing import Any, Final
 import msgspec
 import sqlalchemy as sa
 
+from slipway_api.events.lifecycle import ENDED, WAITING
+from slipway_api.events.scopes import ON_DEMAND, SPOT
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, names
-from slipway_common.events.lifecycle import ENDED, WAITING
-from slipway_common.events.scopes import ON_DEMAND, SPOT
 from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.domain.limits import (
     KINDS,

@@ -2,8 +2,8 @@
 
 from typing import Any, Final
 
+from slipway_api.events.lifecycle import ENDED
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import ENDED
 from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.store.columns import states
 

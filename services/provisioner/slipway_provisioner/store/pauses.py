@@ -5,13 +5,13 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from slipway_api.events import pool as events
+from slipway_api.events.lifecycle import IN_FLIGHT
 from slipway_common.base.audited import AuditedKind
 from slipway_common.database import audit
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
 from slipway_common.database.tables import TIME
-from slipway_common.events import pool as events
-from slipway_common.events.lifecycle import IN_FLIGHT
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.freezing import UnconfirmedStart
 from slipway_provisioner.store import marks

@@ -8,10 +8,10 @@ from typing import Any, Final
 import msgspec
 import sqlalchemy as sa
 
+from slipway_api.events.lifecycle import REGISTERED, WAITING
+from slipway_api.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, names
-from slipway_common.events.lifecycle import REGISTERED, WAITING
-from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key
 from slipway_provisioner.domain import accounting, roll_out
 from slipway_provisioner.domain.ageing import Life
 from slipway_provisioner.domain.deadlines import DEFAULT_PROFILE, DefaultDeadlines

@@ -5,9 +5,9 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from slipway_api.events.launch_config import LaunchConfigUpdated
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, given
-from slipway_common.events.launch_config import LaunchConfigUpdated
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.revisions import RevisionKeys, StoredKeys, StoredUser
 from slipway_provisioner.store import configs, declarations, marks, roll_outs, usage

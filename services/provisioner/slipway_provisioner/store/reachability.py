@@ -7,9 +7,9 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
+from slipway_api.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, SERVING
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, given
-from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, SERVING
 from slipway_provisioner.domain.account_check import CheckState
 from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.domain.reachability import Machine

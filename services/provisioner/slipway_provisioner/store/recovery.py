@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from slipway_api.events.lifecycle import WAITING
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array
-from slipway_common.events.lifecycle import WAITING
 from slipway_provisioner.domain.launching import BatchState, call_body
 from slipway_provisioner.domain.recovery import LiveRevision, LostClaims, Orphan, lost_claims
 from slipway_provisioner.store.tables import in_states, launch_config, metadata, worker, worker_pool

@@ -7,9 +7,9 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from slipway_api.events.pool import PoolDeleted
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, seconds
-from slipway_common.events.pool import PoolDeleted
 from slipway_common.messaging import outbox
 from slipway_common.messaging.outbox import Tombstone
 from slipway_provisioner.store.declarations import POOL_STATE

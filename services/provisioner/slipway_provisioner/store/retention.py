@@ -5,6 +5,8 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import array
 
+from slipway_api.events.lifecycle import ENDED
+from slipway_api.events.scopes import REVISION_KEPT_SECONDS
 from slipway_common.database.retention import (
     HISTORY_DAYS,
     Bounded,
@@ -16,8 +18,6 @@ from slipway_common.database.retention import (
     unused_by,
 )
 from slipway_common.database.sql import Statement
-from slipway_common.events.lifecycle import ENDED
-from slipway_common.events.scopes import REVISION_KEPT_SECONDS
 from slipway_provisioner.domain.launching import BatchState, LeaseState
 from slipway_provisioner.domain.workspaces import Phase
 from slipway_provisioner.store.functions import KEYS

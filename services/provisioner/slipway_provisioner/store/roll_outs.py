@@ -6,11 +6,11 @@ from typing import Any, Final
 import msgspec
 import sqlalchemy as sa
 
+from slipway_api.events.launch_config import LaunchConfigArchived, LaunchConfigDraining, LaunchConfigUpdated
+from slipway_api.events.lifecycle import ENDED, REGISTERED, STOPPABLE
 from slipway_common.database.postgres import Connection
 from slipway_common.database.retention import CHUNK_ROWS
 from slipway_common.database.sql import Statement, array, given
-from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigDraining, LaunchConfigUpdated
-from slipway_common.events.lifecycle import ENDED, REGISTERED, STOPPABLE
 from slipway_common.messaging import outbox
 from slipway_common.messaging.outbox import Tombstone
 from slipway_provisioner.domain.roll_out import Drain, Progress, succeeded_starts

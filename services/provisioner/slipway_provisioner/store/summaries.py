@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from slipway_api.events.scopes import NEW_WINDOWS, Key
 from slipway_common.base.revisions import hash_of
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, names
-from slipway_common.events.scopes import NEW_WINDOWS, Key
 from slipway_provisioner.domain import roll_out
 from slipway_provisioner.domain.pool import Share, Shared
 from slipway_provisioner.domain.revisions import HEALTH_SETTINGS

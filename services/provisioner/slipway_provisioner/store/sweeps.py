@@ -4,10 +4,10 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from slipway_api.events.launch_config import LaunchConfigUpdated
+from slipway_api.events.pool import PoolUpdated
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
-from slipway_common.events.launch_config import LaunchConfigUpdated
-from slipway_common.events.pool import PoolUpdated
 from slipway_common.messaging import outbox
 from slipway_provisioner.store import configs, tables
 from slipway_provisioner.store.clock import NOW

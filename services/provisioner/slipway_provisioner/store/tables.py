@@ -27,9 +27,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from slipway_api.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, WAITING, State
 from slipway_common.database.percent import PERCENT_ENCODED
 from slipway_common.database.tables import TIME, messaging, now, uuid
-from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, WAITING, State
 from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.store.admission_tables import admission_tables
 from slipway_provisioner.store.balance_tables import balance_table

@@ -6,9 +6,9 @@ from typing import Final
 import msgspec
 import sqlalchemy as sa
 
+from slipway_api.events.lifecycle import ASKED_TO_STOP, ENDED
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
-from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED
 from slipway_provisioner.domain.refused_terminations import Stuck, Terminations
 from slipway_provisioner.store import accounts
 from slipway_provisioner.store.clock import NOW

@@ -7,9 +7,9 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
+from slipway_api.events.lifecycle import WAITING
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
-from slipway_common.events.lifecycle import WAITING
 from slipway_provisioner.domain.unleased import Pace
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.configs import MAY_START

@@ -7,8 +7,8 @@ to the counted row: by `copy` in the transaction that changes the original.
 from collections.abc import Collection, Sequence
 from typing import Final
 
+from slipway_api.events.lifecycle import ENDED, REGISTERED
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import ENDED, REGISTERED
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.functions import COUNTED, LIMITED_KEYS
 

@@ -7,8 +7,8 @@ whatever has freed it.
 from collections.abc import Sequence
 from typing import Final
 
+from slipway_api.events.scopes import NEW_SHARED_WINDOWS
 from slipway_common.database.postgres import Connection
-from slipway_common.events.scopes import NEW_SHARED_WINDOWS
 from slipway_provisioner.domain.fairness import WOKEN, Wait
 from slipway_provisioner.domain.pool import Share
 

@@ -6,10 +6,10 @@ from typing import Final
 import msgspec
 import sqlalchemy as sa
 
+from slipway_api.events.scopes import Key
+from slipway_api.events.weight import SharedWindow, WeightChanged
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, arrays, columns, names
-from slipway_common.events.scopes import Key
-from slipway_common.events.weight import SharedWindow, WeightChanged
 from slipway_provisioner.domain.pool import Share
 from slipway_provisioner.store.functions import KEYS
 from slipway_provisioner.store.tables import launch_config, shared_window, weight

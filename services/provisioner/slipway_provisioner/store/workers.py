@@ -8,11 +8,11 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
+from slipway_api.events.lifecycle import ENDED, LIVE, WAITING, State
+from slipway_api.events.worker import WorkerLaunched, WorkerRegistered
 from slipway_common.database.places import LAST_ID
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, beyond, given, matches, names
-from slipway_common.events.lifecycle import ENDED, LIVE, WAITING, State
-from slipway_common.events.worker import WorkerLaunched, WorkerRegistered
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.workers import Change, Notice, Worker, ended_stage
 from slipway_provisioner.store import marks, tables

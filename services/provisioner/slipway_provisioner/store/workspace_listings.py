@@ -8,7 +8,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from slipway_common.base.text import NOTE
+from slipway_api.limits import NOTE
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, seconds
 from slipway_provisioner.domain.orphan_workspaces import Resource, Row

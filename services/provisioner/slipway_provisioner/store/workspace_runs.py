@@ -7,10 +7,10 @@ from typing import Any, Final
 import msgspec
 import sqlalchemy as sa
 
-from slipway_common.base.text import NOTE
+from slipway_api.events.lifecycle import REGISTERED
+from slipway_api.limits import NOTE
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, names, seconds
-from slipway_common.events.lifecycle import REGISTERED
 from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain.workspace_locks import Lock
 from slipway_provisioner.domain.workspace_runs import RETRY_SECONDS_MAX, Next

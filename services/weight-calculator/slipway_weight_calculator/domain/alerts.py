@@ -13,12 +13,12 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.base.percent import decoded
+from slipway_api.events.alert import Alert, AlertIdentity, AlertRaised, AlertResolved, alert_key
+from slipway_api.events.fitting import fitted
+from slipway_api.events.scopes import Key, config_key, credential_key
+from slipway_api.percent import decoded
 from slipway_common.base.redaction import redacted
 from slipway_common.base.text import LISTED_MAX, duration_text, listed
-from slipway_common.events.alert import Alert, AlertIdentity, AlertRaised, AlertResolved, alert_key
-from slipway_common.events.fitting import fitted
-from slipway_common.events.scopes import Key, config_key, credential_key
 from slipway_weight_calculator.domain import signals
 from slipway_weight_calculator.domain.draft import ActiveTrip, Draft
 from slipway_weight_calculator.domain.record import failure_text

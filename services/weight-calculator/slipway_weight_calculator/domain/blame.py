@@ -7,8 +7,8 @@ cannot be interpreted: these move no row.
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from slipway_common.events.scopes import Key
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_api.events.scopes import Key
+from slipway_api.events.worker import Outcome, Result, Scope, Stage
 
 KINDS: Final = {
     Scope.QUOTA: "quota",

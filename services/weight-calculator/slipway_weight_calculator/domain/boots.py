@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from slipway_common.events import worker
-from slipway_common.events.scopes import Key
-from slipway_common.events.worker import Outcome, Scope
+from slipway_api.events import worker
+from slipway_api.events.scopes import Key
+from slipway_api.events.worker import Outcome, Scope
 from slipway_weight_calculator.domain import evidence, health, probes, trips, windows
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.evidence import Stage

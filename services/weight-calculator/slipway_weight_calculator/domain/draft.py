@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
-from slipway_common.events.scopes import Key
+from slipway_api.events.scopes import Key
 from slipway_weight_calculator.domain import evidence
 from slipway_weight_calculator.domain.evidence import Stage, Sum
 from slipway_weight_calculator.domain.policy import DEFAULT_PROFILE, PROFILES, Policy

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from slipway_common.events.scopes import Key, config_key
-from slipway_common.events.worker import Scope
+from slipway_api.events.scopes import Key, config_key
+from slipway_api.events.worker import Scope
 from slipway_weight_calculator.domain import evidence, trips, windows
 from slipway_weight_calculator.domain.blame import PRICED
 from slipway_weight_calculator.domain.draft import UNCHANGED, Draft

@@ -3,9 +3,9 @@ Pure."""
 
 from msgspec.structs import replace
 
-from slipway_common.events.scopes import Key, config_key, credential_key
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, is_for_provisioner
+from slipway_api.events.scopes import Key, config_key, credential_key
+from slipway_api.events.signal import SignalRaised
+from slipway_common.base.signal_rules import DEFAULT_RULES, Rules, is_for_provisioner
 from slipway_weight_calculator.domain import health, signals, trips
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.rows import STAGES, Config, name_key, pool_key

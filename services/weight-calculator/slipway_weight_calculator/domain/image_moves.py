@@ -7,7 +7,7 @@ boots in progress and its probe. The row of the former key goes with its last co
 
 from msgspec.structs import replace
 
-from slipway_common.events.scopes import Key
+from slipway_api.events.scopes import Key
 from slipway_weight_calculator.domain import trips, windows
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.evidence import Stage

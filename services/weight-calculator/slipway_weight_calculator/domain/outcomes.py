@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.events import worker
-from slipway_common.events.scopes import Key
-from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent
+from slipway_api.events import worker
+from slipway_api.events.scopes import Key
+from slipway_api.events.worker import Outcome, Result, Scope, WorkerEvent
 from slipway_weight_calculator.domain import blame, boots, health, health_signals, probes, signals
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.rows import UNDECLARED, Boot, Config

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS
+from slipway_api.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,8 +10,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from slipway_common.events.scopes import Key, config_key
-from slipway_common.events.worker import Outcome, Result
+from slipway_api.events.scopes import Key, config_key
+from slipway_api.events.worker import Outcome, Result
 from slipway_weight_calculator.domain import health, signals, trips
 from slipway_weight_calculator.domain.draft import ActiveTrip, Draft
 from slipway_weight_calculator.domain.rows import UNDECLARED, Config, Row

@@ -8,9 +8,8 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.base.text import NOTE, listed
-from slipway_common.events.scopes import NEW_SHARED_WINDOWS, Key
-from slipway_common.events.weight import (
+from slipway_api.events.scopes import NEW_SHARED_WINDOWS, Key
+from slipway_api.events.weight import (
     BOUNDLESS,
     HEALTHY,
     PROBING,
@@ -19,6 +18,8 @@ from slipway_common.events.weight import (
     StageHealth,
     WeightChanged,
 )
+from slipway_api.limits import NOTE
+from slipway_common.base.text import listed
 from slipway_weight_calculator.domain import probes, signals
 from slipway_weight_calculator.domain.blame import PRICED
 from slipway_weight_calculator.domain.draft import Draft

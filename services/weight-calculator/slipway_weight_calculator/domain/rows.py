@@ -10,10 +10,8 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.base.percent import encoded
-from slipway_common.base.revisions import name_of
-from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.scopes import (
+from slipway_api.events.launch_config import LaunchConfigState
+from slipway_api.events.scopes import (
     Key,
     capacity_of,
     config_key,
@@ -23,7 +21,9 @@ from slipway_common.events.scopes import (
     quota_of,
     subnet_of,
 )
-from slipway_common.events.worker import WorkerEvent
+from slipway_api.events.worker import WorkerEvent
+from slipway_api.percent import encoded
+from slipway_common.base.revisions import name_of
 from slipway_weight_calculator.domain.blame import CREDITED
 from slipway_weight_calculator.domain.evidence import Stage
 from slipway_weight_calculator.domain.policy import Policy

@@ -16,11 +16,12 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.base.percent import encoded
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.signal_kinds import CAPS, KINDS, TTL_SECONDS_MAX
+from slipway_api.events.worker import Notice, WorkerNoticed
+from slipway_api.percent import encoded
 from slipway_common.base.redaction import redacted
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.signal_kinds import CAPS, KINDS, TTL_SECONDS_MAX
-from slipway_common.events.signal_rules import (
+from slipway_common.base.signal_rules import (
     DEFAULT_RULES,
     Rules,
     is_for_provisioner,
@@ -28,7 +29,6 @@ from slipway_common.events.signal_rules import (
     refusal,
     share_holder,
 )
-from slipway_common.events.worker import Notice, WorkerNoticed
 from slipway_weight_calculator.domain.rows import Config
 
 REASONS: Final = ("target", "kind", "source", "ttl", "expired", "future", "value", "unreached", "newer", "share")

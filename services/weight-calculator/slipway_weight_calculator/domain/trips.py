@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from slipway_common.events.worker import Scope
+from slipway_api.events.worker import Scope
 from slipway_weight_calculator.domain.blame import DEFINITE
 from slipway_weight_calculator.domain.policy import Policy
 

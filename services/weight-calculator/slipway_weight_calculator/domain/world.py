@@ -8,11 +8,11 @@ on time alone have a timer, derived from the state; the first `advance` at or af
 from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 
-from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.scopes import Key
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.signal_rules import DEFAULT_RULES, Rules
-from slipway_common.events.worker import WorkerEvent
+from slipway_api.events.launch_config import LaunchConfigState
+from slipway_api.events.scopes import Key
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.worker import WorkerEvent
+from slipway_common.base.signal_rules import DEFAULT_RULES, Rules
 from slipway_weight_calculator.domain import health, health_signals, image_moves, probes
 from slipway_weight_calculator.domain.draft import UNCHANGED, Draft, Values
 from slipway_weight_calculator.domain.outcomes import EVENT_HANDLERS, TIMER_HANDLERS

@@ -1,9 +1,9 @@
 """Handling of launch configs. An archived revision keeps its health until its tombstone: outcomes of its last workers
 may still arrive, and it may be declared again."""
 
+from slipway_api.percent import decoded
 from slipway_common.base.errors import BadEvent
-from slipway_common.base.percent import decoded
-from slipway_common.events.signal_rules import Rules
+from slipway_common.base.signal_rules import Rules
 from slipway_common.messaging.records import Received
 from slipway_weight_calculator.domain import world
 from slipway_weight_calculator.domain.draft import Draft

@@ -2,8 +2,8 @@
 
 from typing import Final
 
+from slipway_api.percent import encoded
 from slipway_common.base.errors import BadEvent
-from slipway_common.base.percent import encoded
 
 CHARACTERS_MAX: Final = 2600  # of all names together, percent-encoded; with a code they fit into an index row
 

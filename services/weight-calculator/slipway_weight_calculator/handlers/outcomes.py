@@ -4,7 +4,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from slipway_common.events.worker import Outcome, Result, Stage
+from slipway_api.events.worker import Outcome, Result, Stage
 from slipway_common.messaging.records import Received, Record
 from slipway_weight_calculator.domain import world
 from slipway_weight_calculator.domain.draft import Draft

@@ -1,6 +1,6 @@
 """Handling of signals from external sources."""
 
-from slipway_common.events.signal_rules import Rules
+from slipway_common.base.signal_rules import Rules
 from slipway_common.messaging.records import Received
 from slipway_weight_calculator.domain import world
 from slipway_weight_calculator.domain.draft import Draft

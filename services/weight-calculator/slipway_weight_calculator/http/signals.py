@@ -10,17 +10,17 @@ from typing import Annotated, Final
 import msgspec
 from fastapi import Depends, Request
 
+from slipway_api.events.decoding import EventDecoder
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.signal_kinds import TTL_SECONDS
 from slipway_api.http.weight_calculator import AcceptedSignal, Signals
+from slipway_api.limits import Name, Reason
+from slipway_api.time import Time
 from slipway_common.base.audited import AuditedKind
-from slipway_common.base.text import Name, Reason
+from slipway_common.base.signal_rules import redacted_signal
 from slipway_common.database import audit
 from slipway_common.database.postgres import Database
 from slipway_common.declaration.fields import NAME_PATTERN
-from slipway_common.events.decoding import EventDecoder
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.signal_kinds import TTL_SECONDS
-from slipway_common.events.signal_rules import redacted_signal
-from slipway_common.events.time import Time
 from slipway_common.messaging import outbox
 from slipway_common.web import openapi
 from slipway_common.web.access import READ, Caller, NeedsCaller

@@ -7,10 +7,10 @@ from typing import Final
 import msgspec
 from sqlalchemy import Integer, bindparam, delete, func, insert, select
 
+from slipway_api.events.signal import SignalRaised
 from slipway_api.http.weight_calculator import LiveSignal, RefusedSignal
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.database.sql import Statement, given
-from slipway_common.events.signal import SignalRaised
 from slipway_weight_calculator.domain.rows import Boot, Config
 from slipway_weight_calculator.domain.signals import Signal
 from slipway_weight_calculator.domain.world import World

@@ -7,9 +7,9 @@ import msgspec
 from sqlalchemy import any_, bindparam, delete, or_, select
 from sqlalchemy.dialects.postgresql import insert
 
+from slipway_api.events.weight import WeightChanged
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.database.sql import Statement, array, given, matches
-from slipway_common.events.weight import WeightChanged
 from slipway_weight_calculator.store.tables import weight
 
 READ: Final = Statement(select(weight.c.id, weight.c.record, weight.c.at, weight.c.archived).order_by(weight.c.id))

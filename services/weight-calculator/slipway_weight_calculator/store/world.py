@@ -8,10 +8,10 @@ import msgspec
 from sqlalchemy import Table, any_, delete, select
 from sqlalchemy.dialects.postgresql import Insert, insert
 
+from slipway_api.events.alert import Alert, AlertRaised
+from slipway_api.events.scopes import Key
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, given
-from slipway_common.events.alert import Alert, AlertRaised
-from slipway_common.events.scopes import Key
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import Policy
 from slipway_weight_calculator.domain.rows import Boot, Config, Row

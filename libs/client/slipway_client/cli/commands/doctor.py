@@ -201,8 +201,8 @@ async def _from_kafka(api: Api, partitions: int | None) -> dict[str, Any]:
 
 async def _from_topics(api: Api) -> dict[str, Any]:
     """The newest heartbeat of each service."""
+    from slipway_api.events.topics import SERVICE_HEARTBEAT
     from slipway_client.transport.log import Log
-    from slipway_common.events.topics import SERVICE_HEARTBEAT
 
     heartbeats: dict[str, datetime] = {}
     async with Log(api.kafka, api.topic_prefix, timeout_seconds=KAFKA_SECONDS) as log:
@@ -214,7 +214,7 @@ async def _from_topics(api: Api) -> dict[str, Any]:
 
 def _record(entry: "Entry", heartbeats: dict[str, datetime]) -> None:
     """Apply one record; unreadable ones and those of other types are skipped."""
-    from slipway_common.events.service import ServiceHeartbeat
+    from slipway_api.events.service import ServiceHeartbeat
 
     if entry.envelope is None or entry.unreadable or entry.data is None:
         return

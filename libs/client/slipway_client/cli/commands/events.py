@@ -31,7 +31,7 @@ class Lines(StrEnum):
 
 def _names() -> dict[str, str]:
     """Short name of each topic → its name in the registry."""
-    from slipway_common.events.topics import TOPICS
+    from slipway_api.events.topics import TOPICS
 
     return {topic.name.removeprefix("slipway.").removesuffix(".v1"): topic.name for topic in TOPICS}
 
@@ -40,7 +40,7 @@ def watched() -> list[str]:
     """Topics shown by default: those of subscribers, and signals.
 
     Topics that services read as views are left out, because they repeat whole states at short intervals."""
-    from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, TOPICS
+    from slipway_api.events.topics import LAUNCH_CONFIG_SIGNAL, TOPICS
 
     return [topic.name for topic in TOPICS if topic is LAUNCH_CONFIG_SIGNAL or (topic.followed and not topic.viewed)]
 
@@ -182,7 +182,7 @@ def _matches(entry: "Entry", only: Mapping[str, str]) -> bool:
 
 
 def _matches_id(field: str, wanted: str, key: str, data: Mapping[str, Any]) -> bool:
-    from slipway_common.base.percent import decoded
+    from slipway_api.percent import decoded
 
     value = str(data.get(field, ""))
     if field == "worker_id" and value.endswith(wanted):

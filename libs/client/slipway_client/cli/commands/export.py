@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from slipway_api.percent import encoded
 from slipway_client.transport.http import Api, Failed
-from slipway_common.base.percent import encoded
 
 
 class Format(StrEnum):

@@ -16,10 +16,10 @@ from slipway_client.transport.switch import switched_off
 from slipway_client.view import moments
 
 if TYPE_CHECKING:
+    from slipway_api.events.lease import LeaseGroup
     from slipway_client.leases.admission import Admission
     from slipway_client.leases.session import Session
     from slipway_client.leases.terms import Lease, Wanted
-    from slipway_common.events.lease import LeaseGroup
 
 app = typer.Typer(rich_markup_mode=None)
 NOT_STARTED: Final = 125  # as errors.NOT_STARTED, which takes longer to import
@@ -400,7 +400,7 @@ def _group(name: str, size: int, spread: str | None, member: int | None) -> "Lea
         if spread is not None or member is not None or size != 1:
             raise typer.BadParameter("--group-size, --spread and --member need --group")
         return None
-    from slipway_common.events.lease import LeaseGroup
+    from slipway_api.events.lease import LeaseGroup
 
     if (seconds := duration_or_zero("--spread", spread)) is None:
         raise typer.BadParameter("--group needs --spread")

@@ -8,7 +8,7 @@ from slipway_client.cli.options import lease_pools
 from slipway_client.view import moments
 
 if TYPE_CHECKING:
-    from slipway_common.events.lease import ReplacedLease
+    from slipway_api.events.lease import ReplacedLease
 
 Pool = Annotated[str, typer.Option("--pool", metavar="POOL", help="Lease pool", autocompletion=lease_pools)]
 

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from slipway_api.events.lifecycle import ENDED, WAITING
+from slipway_api.events.signal_kinds import AT_ONCE, CAPS, KINDS, TTL_SECONDS, TTL_SECONDS_MAX, VALUED
 from slipway_client.cli import options
 from slipway_client.cli.commands.workers import found
 from slipway_client.cli.options import AsOutput, Reason, noun, now
@@ -13,8 +15,6 @@ from slipway_client.transport.http import Failed
 from slipway_client.view import moments
 from slipway_client.view.phrases import some
 from slipway_common.base.revisions import name_of
-from slipway_common.events.lifecycle import ENDED, WAITING
-from slipway_common.events.signal_kinds import AT_ONCE, CAPS, KINDS, TTL_SECONDS, TTL_SECONDS_MAX, VALUED
 
 app = noun("Manage external health signals")
 

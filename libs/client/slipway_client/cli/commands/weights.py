@@ -99,7 +99,7 @@ def _permit(row: Mapping[str, Any]) -> int | None:
 
 def _window(row: Mapping[str, Any]) -> int | None:
     """Size of a window; None if it has no bound."""
-    from slipway_common.events.weight import BOUNDLESS
+    from slipway_api.events.weight import BOUNDLESS
 
     window: int = row["window"]
     return window if window < BOUNDLESS else None

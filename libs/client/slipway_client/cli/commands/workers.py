@@ -6,11 +6,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from slipway_api.events.lifecycle import IN_FLIGHT, State
 from slipway_client.cli.options import AsOutput, OfPool, Reason, WorkerId, noun, now
 from slipway_client.cli.tables import Field, Output, as_json, pairs, show
 from slipway_client.transport.http import Api, Failed, path
 from slipway_client.view import moments
-from slipway_common.events.lifecycle import IN_FLIGHT, State
 
 app = noun("Manage workers")
 decision = noun("Show launch decisions")

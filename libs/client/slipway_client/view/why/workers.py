@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
+from slipway_api.events.lifecycle import IN_FLIGHT, REGISTERED, WAITING, State
 from slipway_client.view import moments
 from slipway_client.view.phrases import count, drain, queue, some
 from slipway_client.view.why.causes import raise_limit, shares
 from slipway_client.view.why.explanation import NAMED, NOTHING, Cause, Explanation, Facts, explained, printed
-from slipway_common.events.lifecycle import IN_FLIGHT, REGISTERED, WAITING, State
 
 
 def of_worker(

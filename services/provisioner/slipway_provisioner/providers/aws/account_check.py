@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.scopes import lifecycle_of
+from slipway_api.events.worker import Scope
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import new_id
 from slipway_common.base.redaction import redacted
 from slipway_common.base.text import listed
-from slipway_common.events.scopes import lifecycle_of
-from slipway_common.events.worker import Scope
 from slipway_provisioner.domain import account_check
 from slipway_provisioner.domain.account_check import Finding
 from slipway_provisioner.domain.cloud import Account

@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from slipway_common.base.percent import encoded
-from slipway_common.events.scopes import SPOT, lifecycle_of, subnet_key
-from slipway_common.events.worker import Outcome, Scope, Stage
+from slipway_api.events.scopes import SPOT, lifecycle_of, subnet_key
+from slipway_api.events.worker import Outcome, Scope, Stage
+from slipway_api.percent import encoded
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.account_check import Finding
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState, Protected

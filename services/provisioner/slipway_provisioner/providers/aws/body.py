@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from slipway_common.events.scopes import SPOT
+from slipway_api.events.scopes import SPOT
 from slipway_provisioner.providers.aws.settings import BlockDevice, Ec2Settings, LaunchSettings
 
 DEPLOYMENT: Final = "slipway-deployment"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
+from slipway_api.events.worker import Scope
+from slipway_api.percent import encoded
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.base.percent import encoded
-from slipway_common.events.worker import Scope
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.aws import body, errors
 from slipway_provisioner.providers.aws.calls import Bucket, Call

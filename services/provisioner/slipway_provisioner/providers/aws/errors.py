@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.worker import Scope, Stage
+from slipway_api.events.worker import Scope, Stage
 
 
 class Launched(StrEnum):

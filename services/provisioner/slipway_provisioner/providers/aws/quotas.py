@@ -7,7 +7,7 @@ its first digit: `m5.large` and `c6i.xlarge` share the quota `standard`.
 import re
 from typing import Final
 
-from slipway_common.events.scopes import SPOT
+from slipway_api.events.scopes import SPOT
 
 STANDARD: Final = "standard"
 GROUPS: Final = {

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
+from slipway_api.percent import encoded
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.base.percent import encoded
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.aws import calls

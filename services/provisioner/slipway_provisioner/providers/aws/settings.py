@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from slipway_common.events.scopes import SPOT
+from slipway_api.events.scopes import SPOT
 from slipway_provisioner.providers.aws import errors
 from slipway_provisioner.providers.launch_settings import misspelt_setting
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from slipway_api.events.worker import Outcome, Scope
 from slipway_common.base.ids import new_id
-from slipway_common.events.worker import Outcome, Scope
 from slipway_provisioner.domain.account_check import CheckState, Finding
 from slipway_provisioner.domain.cloud import WITHOUT_ID, Account, Instance, InstanceState, Protected
 from slipway_provisioner.domain.encryption import KeyMissing

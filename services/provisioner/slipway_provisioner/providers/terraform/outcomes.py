@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from slipway_common.events.worker import Outcome, Scope
+from slipway_api.events.worker import Outcome, Scope
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.workspace_runs import Result
 from slipway_provisioner.providers.aws import errors

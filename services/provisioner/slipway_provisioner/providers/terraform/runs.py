@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.events.worker import Scope
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import new_id
-from slipway_common.events.worker import Scope
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.orphan_workspaces import Resource
 from slipway_provisioner.domain.recovery import UUID

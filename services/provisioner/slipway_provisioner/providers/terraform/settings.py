@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from slipway_common.events.worker import Scope
+from slipway_api.events.worker import Scope
 from slipway_provisioner.providers.launch_settings import misspelt_setting
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")

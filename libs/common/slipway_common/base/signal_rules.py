@@ -7,10 +7,11 @@ from typing import Final
 
 import msgspec
 
+from slipway_api.events.signal import SignalRaised
+from slipway_api.events.signal_kinds import KINDS, REQUESTS, TARGETS, TTL_SECONDS_MAX
+from slipway_api.limits import REASON
 from slipway_common.base.redaction import redacted
-from slipway_common.base.text import REASON, duration_text
-from slipway_common.events.signal import SignalRaised
-from slipway_common.events.signal_kinds import KINDS, REQUESTS, TARGETS, TTL_SECONDS_MAX
+from slipway_common.base.text import duration_text
 
 WORKER_ID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 FUTURE_SECONDS_MAX: Final = 60.0

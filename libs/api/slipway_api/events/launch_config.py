@@ -4,8 +4,8 @@ from typing import ClassVar
 
 import msgspec
 
-from slipway_common.base.text import Key, Name, Note
-from slipway_common.events.time import Time
+from slipway_api.limits import Key, Name, Note
+from slipway_api.time import Time
 
 
 class LaunchConfigState(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import msgspec
 
-from slipway_common.base.text import Name, Note
-from slipway_common.events.time import Time
+from slipway_api.limits import Name, Note
+from slipway_api.time import Time
 
 
 class LeaseGroup(msgspec.Struct, frozen=True, kw_only=True):

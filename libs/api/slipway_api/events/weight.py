@@ -4,8 +4,8 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from slipway_common.base.text import Key, Name, Note, Word
-from slipway_common.events.time import Time
+from slipway_api.limits import Key, Name, Note, Word
+from slipway_api.time import Time
 
 BOUNDLESS: Final = 1_000_000  # the window of a shared key that has a health state only
 HEALTHY, TRIPPED, PROBING = "healthy", "tripped", "probing"

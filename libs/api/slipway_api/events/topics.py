@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.base.percent import encoded
-from slipway_common.events import alert, launch_config, lease, pool, service, signal, weight, worker
-from slipway_common.events.decoding import EventDecoder
+from slipway_api.events import alert, launch_config, lease, pool, service, signal, weight, worker
+from slipway_api.events.decoding import EventDecoder
+from slipway_api.percent import encoded
 
 DAY_MS: Final = 86_400_000
 MONITORS: Final = "monitors"  # external producers

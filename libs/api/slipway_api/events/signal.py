@@ -6,9 +6,9 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from slipway_common.base.text import Name, Note
-from slipway_common.events.signal_kinds import KINDS, TARGETS, TTL_SECONDS
-from slipway_common.events.time import Time
+from slipway_api.events.signal_kinds import KINDS, TARGETS, TTL_SECONDS
+from slipway_api.limits import Name, Note
+from slipway_api.time import Time
 
 
 def _listed(words: Iterable[str]) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from slipway_common.base.percent import decoded, encoded
-from slipway_common.events.launch_config import LaunchConfigState
+from slipway_api.events.launch_config import LaunchConfigState
+from slipway_api.percent import decoded, encoded
 
 REVISION_KEPT_SECONDS: Final = 30 * 86_400.0
 """Retention of an archived revision with its health and counts. Then the provisioner deletes it, and by its tombstone

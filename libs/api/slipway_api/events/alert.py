@@ -4,9 +4,9 @@ from typing import ClassVar, Final, TypedDict
 
 import msgspec
 
-from slipway_common.base.percent import encoded
-from slipway_common.base.text import Key, Line, Name, Note
-from slipway_common.events.time import Time
+from slipway_api.limits import Key, Line, Name, Note
+from slipway_api.percent import encoded
+from slipway_api.time import Time
 
 START_SECONDS: Final = 120.0
 """A service that has started may wait for others, and for its partitions, for this long: that is no page, unless work

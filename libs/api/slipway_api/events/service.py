@@ -4,8 +4,8 @@ from typing import ClassVar
 
 import msgspec
 
-from slipway_common.base.text import Name
-from slipway_common.events.time import Time
+from slipway_api.limits import Name
+from slipway_api.time import Time
 
 
 class ServiceHeartbeat(msgspec.Struct, frozen=True, kw_only=True):

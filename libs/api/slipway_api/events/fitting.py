@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from slipway_common.base.text import NOTE, Note
+from slipway_api.limits import NOTE, Note
 
 NOTES_MAX: Final = 20  # of one field: together they are far below the limit of a record
 NOTE_TYPE: Final = inspect.type_info(Note)
