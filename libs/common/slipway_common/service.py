@@ -26,6 +26,7 @@ from slipway_api.events.alert import START_SECONDS, AlertRaised, AlertResolved, 
 from slipway_api.events.service import ServiceHeartbeat
 from slipway_api.events.topics import SERVICE_HEARTBEAT, TOPICS, Topic, compared_topics
 from slipway_common.base.clock import monotonic_seconds, utc_now
+from slipway_common.base.settings import variable_of
 from slipway_common.base.text import listed
 from slipway_common.database import alerts, outage, postgres
 from slipway_common.database.postgres import Connection, Database
@@ -45,7 +46,10 @@ from slipway_common.messaging.views import Reader, View
 from slipway_common.observability import telemetry
 from slipway_common.web import access, openapi, problem, routes
 from slipway_common.web.access import Tokens
+from slipway_common.web.certificates import EVERY_SECONDS as CERTIFICATES_SECONDS
+from slipway_common.web.certificates import CertificateWatch
 from slipway_common.web.conditional import Conditional
+from slipway_common.web.listening import ForHost, ListenerSettings, divided, server_options
 from slipway_common.web.paths import FromAddress, InTrace, PathAsSent
 from slipway_common.web.runtime import Runtime
 from slipway_common.web.status import Status
@@ -59,7 +63,7 @@ CONFIRM_SECONDS: Final = 60.0
 COMPRESSED_BYTES_MIN: Final = 4_096
 
 
-class ServiceSettings(KafkaSettings):
+class ServiceSettings(KafkaSettings, ListenerSettings):
     """Settings of every service, from SLIPWAY_* variables. Durations are in seconds."""
 
     database_url: str
@@ -67,8 +71,6 @@ class ServiceSettings(KafkaSettings):
     """Prefix of every topic name, so that several deployments can share a cluster."""
     partitions: int | None = None
     """Partitions of every topic [default: 32]. Must never change for a deployment."""
-    host: str = "127.0.0.1"
-    port: int = 0
     instance: str = "0"
     """Name of this replica for static group membership, so that a quick restart moves no partition."""
     tokens_file: Path | None = None
@@ -161,7 +163,9 @@ class Service:
         # Objects created so far live forever; without freeze each full collection would scan them for 40 ms.
         gc.collect()
         gc.freeze()
-        config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, timeout_graceful_shutdown=5, **server_options(self.settings)
+        )
         uvicorn.Server(config).run([listening])
 
     def _listening(self) -> socket.socket:
@@ -186,6 +190,8 @@ class Service:
             setattr(app.state, name, value)
         problem.install(app)
         app.add_middleware(PathAsSent)
+        if allowed := divided(self.settings.allowed_hosts):
+            app.add_middleware(ForHost, allowed=allowed)
         app.add_middleware(FromAddress)
         app.add_middleware(InTrace)
         app.add_middleware(Conditional)
@@ -351,7 +357,11 @@ class Service:
                     await (wakeup if loop.woken else self.runtime.stopping).wait()
 
     def _own_loops(self) -> list[Loop]:
+        watch = CertificateWatch(
+            self.name, self.settings.instance, certificate_files(self.settings), self.runtime.publish
+        )
         return [
+            *([Loop("certificates", watch.step, CERTIFICATES_SECONDS, woken=False)] if watch.files else []),
             Loop("heartbeat", self._beat, self.settings.heartbeat_seconds, woken=False),
             Loop(PRUNE_LOOP, PruneLoop(self.retention, self.settings).step, EVERY_SECONDS, woken=False),
             Loop("watch-partitions", self._watch_partitions, 2.0, woken=False),
@@ -426,6 +436,12 @@ class Service:
             self.runtime.publish()
         self._unowned.raised, self._unsendable.raised = bool(unowned), bool(unsendable)
         return False
+
+
+def certificate_files(settings: ServiceSettings) -> dict[str, Path]:
+    """Certificates that a service presents: variable → file."""
+    files = {name: getattr(settings, name) for name in ("tls_certificate_file", "kafka_certificate_file")}
+    return {variable_of(name): path for name, path in files.items() if path is not None}
 
 
 class PartitionAlert:

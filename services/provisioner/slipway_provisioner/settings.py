@@ -3,10 +3,11 @@
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from slipway_common.base.tls import client_context
 from slipway_common.declaration.fields import Money, Place, Provider
 from slipway_common.declaration.files import read_file
 from slipway_common.declaration.strict_yaml import Invalid, read
@@ -18,6 +19,8 @@ from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.operator import OperatorSettings, operator_settings
 from slipway_provisioner.domain.prices import MachineKind, Prices
 
+AUTHORITIES_CHARACTERS_MAX = 4_096
+
 
 class Settings(SignalSettings):
     """Settings of the provisioner. A demo divides the first group, the product times, by its speed."""
@@ -25,6 +28,8 @@ class Settings(SignalSettings):
     port: int = 7301
     register_url: Annotated[str, Field(pattern=f"^$|{URL_PATTERN}")] = ""
     """URL at which machines reach this service, at most 200 characters [default: its own host and port]."""
+    register_ca_file: Path | None = None
+    """Authorities, in PEM, that machines trust in addition, for a private authority; user data carry them as `ca`."""
     registration_key: str
     """Key from which batch registration secrets are derived. After a change, booting machines cannot register."""
     providers: str = ""
@@ -152,10 +157,32 @@ class Settings(SignalSettings):
             }
         )
 
+    @model_validator(mode="after")
+    def _is_reached_by_tls(self) -> Self:
+        """Report at start-up that machines could not register."""
+        if self.tls_certificate_file is not None and not self.url_for_machines.startswith("https://"):
+            raise ValueError("SLIPWAY_REGISTER_URL must begin with https://, since SLIPWAY_TLS_CERTIFICATE_FILE is set")
+        self.authorities_for_machines()
+        return self
+
     @property
     def url_for_machines(self) -> str:
         """URL at which machines reach this service."""
-        return self.register_url or f"http://{self.host}:{self.port}"
+        scheme = "http" if self.tls_certificate_file is None else "https"
+        return self.register_url or f"{scheme}://{self.host}:{self.port}"
+
+    def authorities_for_machines(self) -> str:
+        """Certificates of the authorities that machines trust in addition, in PEM; raises ValueError."""
+        if self.register_ca_file is None:
+            return ""
+        client_context(ca_file=self.register_ca_file)
+        found = self.register_ca_file.read_text(encoding="ascii")
+        if len(found) > AUTHORITIES_CHARACTERS_MAX:
+            raise ValueError(
+                f"{self.register_ca_file} has {len(found):,} characters, and user data have room for "
+                f"{AUTHORITIES_CHARACTERS_MAX:,}; leave out what is no certificate of an authority"
+            )
+        return found
 
     @field_validator("prices_file")
     @classmethod

@@ -15,6 +15,7 @@ from fastapi import Depends, FastAPI
 from slipway_api.events.topics import POOL_DEMAND
 from slipway_common.base.clock import utc_now
 from slipway_common.base.settings import from_environment
+from slipway_common.base.tls import client_context
 from slipway_common.observability.telemetry import configure_logs
 from slipway_common.web import access
 from slipway_common.web.paths import PathAsSent
@@ -43,7 +44,9 @@ def build(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with httpx2.AsyncClient(limits=CLIENT, timeout=CLIENT_TIMEOUT_SECONDS, trust_env=False) as client:
+        async with httpx2.AsyncClient(
+            limits=CLIENT, timeout=CLIENT_TIMEOUT_SECONDS, trust_env=False, verify=client_context()
+        ) as client:
             simulation = Simulator(Ledger(settings.ledger), client, now)
             app.state.simulator, app.state.reporter = simulation, _reporter(simulation, settings)
             simulation.start()

@@ -94,6 +94,15 @@ def test_the_source_of_a_pool_stands_beside_its_urls() -> None:
     assert text == f'{head},"secret":"{SECRET}","settings":{{"a":2,"b":1}}}}'
 
 
+def test_authorities_reach_the_agent() -> None:
+    """One line in user data, several again for the agent; absent where machines trust the service already."""
+    pem = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+    text = made(values=msgspec.structs.replace(VALUES, ca=pem))
+    assert "\n" not in text
+    assert msgspec.json.decode(text, type=UserData).ca == pem
+    assert "ca" not in json.loads(made())
+
+
 def test_the_secret_is_in_no_part() -> None:
     """Parts are committed. Only the template names the place of the secret, never a value."""
     parts = render("a{{batch_secret}}b{{settings}}c{{user_data}}{{batch_secret}}", VALUES)

@@ -1,5 +1,6 @@
 """The `slipway` command, composed of one module per noun."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -9,6 +10,7 @@ from typer.core import TyperGroup, TyperOption
 
 from slipway_client.cli import nouns
 from slipway_client.cli.invalid_file import InvalidFile
+from slipway_client.transport import trust
 from slipway_client.transport.http import KAFKA, SERVICES, Api, Failed
 from slipway_common.base.sanitize import printable
 
@@ -107,6 +109,22 @@ def connect(
             metavar="PREFIX", envvar=["TOPIC_PREFIX", "SLIPWAY_TOPIC_PREFIX"], help="Prefix of all topic names"
         ),
     ] = "",
+    ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", envvar=trust.CA, dir_okay=False, help="Trusted authorities in PEM [default: the system's]"
+        ),
+    ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", envvar=trust.CERTIFICATE, dir_okay=False, help="Client certificate in PEM"),
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", envvar=trust.KEY, dir_okay=False, help="Key of the certificate [default: in its file]"
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit")
     ] = False,
@@ -131,4 +149,8 @@ def connect(
     4 confirmation needed.
     """
     urls = {"provisioner": provisioner, "weight-calculator": weight_calculator, "lease-broker": lease_broker}
+    # In the environment, so that commands that this one starts trust the same.
+    for variable, file in ((trust.CA, ca), (trust.CERTIFICATE, certificate), (trust.KEY, key)):
+        if file is not None:
+            os.environ[variable] = str(file)
     context.obj = Api(urls, token, token_file=token_file, kafka=kafka, topic_prefix=topic_prefix)

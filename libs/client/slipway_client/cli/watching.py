@@ -17,6 +17,7 @@ from slipway_api.events.pool import PoolRolledBack
 from slipway_api.events.topics import ALERT, EVENT_OF, LAUNCH_CONFIG_WEIGHT, POOL_LIFECYCLE, WORKER_LIFECYCLE
 from slipway_api.events.weight import WeightChanged
 from slipway_api.events.worker import WorkerEvent
+from slipway_client.transport import trust
 from slipway_client.transport.http import PAGE_ITEMS, Failed
 from slipway_client.transport.log import Entry, Log
 from slipway_client.view import narration
@@ -51,7 +52,10 @@ ZonesOut = Callable[[], Awaitable[frozenset[str]]]
 async def fetcher(urls: Mapping[str, str], headers: Mapping[str, str]) -> AsyncIterator[Fetch]:
     """A client of all services; requests may run in parallel. An answer that has not changed is not sent again."""
     answers: dict[str, tuple[str, Any]] = {}  # entity tag and body by URL
-    async with httpx2.AsyncClient(headers=dict(headers), timeout=ANSWER_SECONDS, trust_env=False) as client:
+    verify = trust.context() if any(url.startswith("https:") for url in urls.values()) else False
+    async with httpx2.AsyncClient(
+        headers=dict(headers), timeout=ANSWER_SECONDS, trust_env=False, verify=verify
+    ) as client:
 
         async def fetch(service: str, path: str) -> Any:
             url = urls[service] + path

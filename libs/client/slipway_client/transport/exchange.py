@@ -15,6 +15,9 @@ from urllib.parse import urlsplit
 import h11
 import msgspec
 
+from slipway_client.transport import trust
+from slipway_common.base.tls import UnusableFile
+
 REQUEST_SECONDS: Final = 10.0
 ANSWER_BYTES_MAX: Final = 1 << 20
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -89,7 +92,7 @@ async def exchange(
 
 
 def _problem(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
+    if isinstance(error, ssl.SSLError | UnusableFile):
         return TLS
     return UNKNOWN_HOST if isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME else ""
 
@@ -124,7 +127,9 @@ async def _exchange(method: str, url: str, body: bytes, more_headers: Mapping[st
     ]
     target = (where.path or "/") + (f"?{where.query}" if where.query else "")
     connection = h11.Connection(h11.CLIENT)
-    reader, writer = await asyncio.open_connection(where.hostname, port, ssl=where.scheme == "https" or None)
+    reader, writer = await asyncio.open_connection(
+        where.hostname, port, ssl=trust.context() if where.scheme == "https" else None
+    )
     try:
         for event in (h11.Request(method=method, target=target, headers=headers), h11.Data(body), h11.EndOfMessage()):
             writer.write(connection.send(event) or b"")

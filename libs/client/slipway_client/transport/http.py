@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
+from slipway_client.transport import trust
 from slipway_common.base.sanitize import printable
+from slipway_common.base.tls import UnusableFile
 
 if TYPE_CHECKING:
     import httpx2  # takes a quarter of the start-up time: imported with the first request
@@ -137,7 +139,8 @@ class Api:
         # Certificates of authorities take a tenth of the start-up time to read; without TLS there is nothing to verify.
         verified = any(url.startswith("https:") for url in self.urls.values())
         # Proxy variables of the environment do not apply to our own services.
-        return httpx2.Client(headers=self.headers, timeout=self.timeout_seconds, trust_env=False, verify=verified)
+        verify = trust.context() if verified else False
+        return httpx2.Client(headers=self.headers, timeout=self.timeout_seconds, trust_env=False, verify=verify)
 
     def get(self, service: str, path: str, **parameters: Any) -> Any:
         return self._call("GET", service, path, parameters)
@@ -225,6 +228,8 @@ class Api:
         given = {name: value for name, value in parameters.items() if value is not None}
         try:
             answer = self._client.request(method, self.urls[service] + path, params=given, **sent)
+        except UnusableFile as error:
+            raise Failed(f"TLS cannot be used: {error}\nCheck --ca, --certificate and --key.") from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             option, url = f"--{service} or SLIPWAY_{service.upper().replace('-', '_')}_URL", self.urls[service]
             if not url.startswith(("http://", "https://")):

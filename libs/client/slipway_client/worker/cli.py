@@ -118,13 +118,18 @@ def wrap_agent(
 
 
 def _user_data(where: str) -> "UserData":
+    import os
+
+    from slipway_client.transport.trust import trust
     from slipway_client.worker.user_data import InvalidUserData, read
 
     try:
-        return read(where)
+        user_data = read(where)
     except InvalidUserData as error:
         print(f"slipway-worker: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
+    trust(user_data.ca, os.environ)
+    return user_data
 
 
 def _exit_code(worker: "Coroutine[Any, Any, int]") -> int:

@@ -23,13 +23,14 @@ class InvalidUserData(Exception):
 
 class UserData(msgspec.Struct, frozen=True, kw_only=True):
     """User data as the provisioner writes them. `queue_url` may be empty if an agent has a queue of its own. `source`
-    is the only source of demand of the pool, or empty."""
+    is the only source of demand of the pool, or empty; `ca` are authorities that the machine has to trust, in PEM."""
 
     register_url: str
     batch_id: str
     secret: str
     queue_url: str = ""
     source: Name = ""
+    ca: str = ""
     settings: Settings = Settings()
 
     @property

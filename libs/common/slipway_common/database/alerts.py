@@ -58,6 +58,7 @@ SELECT dedup_key, body FROM alert
 WHERE closed_at IS NULL AND kind = ANY($1)
     AND coalesce(confirmed_at, raised_at) < slipway_clock() - make_interval(secs => $2)
 ORDER BY dedup_key LIMIT $3"""
+OPEN_SUMMARY: Final = "SELECT body ->> 'summary' FROM alert WHERE dedup_key = $1 AND closed_at IS NULL"
 SILENCE: Final = f"""
 UPDATE alert SET silenced_until = $2, silenced_by = $3, silence_reason = $4
 WHERE dedup_key = $1 AND closed_at IS NULL RETURNING {COLUMNS}"""
@@ -161,6 +162,11 @@ async def is_open(db: Connection, dedup_key: str) -> bool:
 async def confirm(db: Connection, dedup_key: str) -> bool:
     """Record that the process that has raised an alert goes on to see its cause; False if the alert is not open."""
     return bool(await db.fetchval(CONFIRM, dedup_key))
+
+
+async def open_summary(db: Connection, dedup_key: str) -> str:
+    """Summary of the open alert under this key; empty if none is open."""
+    return str(await db.fetchval(OPEN_SUMMARY, dedup_key) or "")
 
 
 async def silence(tx: Connection, dedup_key: str, *, until: datetime, by: str, reason: str) -> ListedAlert | None:

@@ -38,7 +38,7 @@ class Problem(Exception):
         )
 
 
-def _answer(problem: Problem) -> Response:
+def answer(problem: Problem) -> Response:
     headers = {"Retry-After": "1"} if problem.status == 503 else {}
     return Response(msgspec.json.encode(problem.body), problem.status, headers, media_type=MEDIA_TYPE)
 
@@ -58,7 +58,7 @@ class BodyLimit:
             return
         by_path = getattr(scope["app"].state, "body_bytes_max", {})
         maximum = by_path.get(scope["path"], BODY_BYTES_MAX)
-        refusal = _answer(
+        refusal = answer(
             Problem(413, "body-too-large", "The body is too large", f"at most {maximum} bytes are accepted")
         )
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
@@ -91,13 +91,13 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Problem)
     async def _(_: Request, problem: Problem) -> Response:
-        return _answer(problem)
+        return answer(problem)
 
     @app.exception_handler(HTTPException)
     async def _(_: Request, error: HTTPException) -> Response:
         slug = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "http")
         hint = "no such route; an id in a path is percent-encoded: write %2F for /" if error.status_code == 404 else ""
-        return _answer(Problem(error.status_code, slug, str(error.detail), hint))
+        return answer(Problem(error.status_code, slug, str(error.detail), hint))
 
     @app.exception_handler(RequestValidationError)
     async def _(_: Request, error: RequestValidationError) -> Response:
@@ -108,21 +108,21 @@ def install(app: FastAPI) -> None:
             for problem in error.errors()
         ]
         first = f"{errors[0].where}: {errors[0].reason}" if errors else ""
-        return _answer(Problem(422, "invalid-request", "The request is not valid", first, errors=errors))
+        return answer(Problem(422, "invalid-request", "The request is not valid", first, errors=errors))
 
     async def failed(_: Request, error: Exception) -> Response:
         # The driver's error for a value that no column can store is also a ValueError.
         by_driver = isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError)
         if by_driver or isinstance(error, UNSTORABLE):
             title = "A text or a value of the request cannot be stored"
-            return _answer(Problem(422, "invalid-text", title, str(error)))
+            return answer(Problem(422, "invalid-text", title, str(error)))
         if is_infrastructure(error):
             outage.warn(LOG, "request failed: infrastructure unavailable", error)
             detail = "the database or the broker is unavailable; nothing was changed, retry the request"
-            return _answer(Problem(503, "unavailable", "Temporarily unavailable", detail))
+            return answer(Problem(503, "unavailable", "Temporarily unavailable", detail))
         problem = Problem(500, "internal", "Internal error", "the service's log has the cause, under this request_id")
         LOG.error("request failed", request_id=problem.body.request_id, exc_info=error)
-        return _answer(problem)
+        return answer(problem)
 
     # The server adds a traceback to every error that only the last of these covers.
     for kind in (*UNSTORABLE, OSError, asyncpg.PostgresError, asyncpg.InterfaceError, Transient, Exception):

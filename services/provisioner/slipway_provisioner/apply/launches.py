@@ -40,6 +40,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     clock_skew_seconds: float
     poll_seconds: float
     register_url: str
+    ca: str = ""
     tariff: Tariff = Tariff()
 
     def timeout(self, account: Account) -> float:
@@ -90,7 +91,9 @@ async def start(
     call = provider.call(account, body)
     batch_id = new_id()
     source = await demand.only_source(tx, config["pool_id"])
-    values = user_data.values_of(config, account, register_url=terms.register_url, batch_id=batch_id, source=source)
+    values = user_data.values_of(
+        config, account, register_url=terms.register_url, batch_id=batch_id, source=source, ca=terms.ca
+    )
     parts = user_data.render(config["user_data"], values)
     batch = Batch(
         id=batch_id,

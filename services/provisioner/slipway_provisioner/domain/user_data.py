@@ -38,12 +38,14 @@ class Values(msgspec.Struct, frozen=True, kw_only=True):
     instance_type: str
     image: str
     source: str = ""
+    ca: str = ""
 
 
 def values_of(
-    revision: Mapping[str, Any], account: Account, *, register_url: str, batch_id: str, source: str
+    revision: Mapping[str, Any], account: Account, *, register_url: str, batch_id: str, source: str, ca: str = ""
 ) -> Values:
-    """Values of a batch of a revision, in an account. `source`: the only source of demand of its pool, or empty."""
+    """Values of a batch of a revision, in an account. `source`: the only source of demand of its pool, or empty. `ca`:
+    authorities that the machine trusts in addition, in PEM, or empty."""
     return Values(
         register_url=register_url,
         batch_id=batch_id,
@@ -57,6 +59,7 @@ def values_of(
         instance_type=revision["instance_type"],
         image=revision["image_revision"],
         source=source,
+        ca=ca,
     )
 
 
@@ -135,7 +138,7 @@ def _value(name: str, values: Values) -> tuple[str, ...]:
             return (_one_line(values.settings),)
         case "user_data":
             head = {name: getattr(values, name) for name in ("batch_id", "queue_url", "register_url")}
-            head |= {"source": values.source} if values.source else {}
+            head |= {name: value for name in ("source", "ca") if (value := getattr(values, name))}
             return f'{_one_line(head)[:-1]},"secret":"', f'","settings":{_one_line(values.settings)}}}'
         case _:
             return (str(getattr(values, name)),)

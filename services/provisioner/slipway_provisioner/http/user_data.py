@@ -33,9 +33,10 @@ async def show_user_data(pool_id: Name, request: Request, db: DatabaseDep, confi
             raise Problem(404, "unknown-config", "No such launch config", detail)
         account = await accounts.get(connection, revision["account_id"])
         source = await demand.only_source(connection, pool_id)
-    url = request.app.state.settings.url_for_machines
+    settings = request.app.state.settings
+    url, ca = settings.url_for_machines, settings.authorities_for_machines()
     template = revision["user_data"]
-    values = user_data.values_of(revision, account, register_url=url, batch_id=BATCH, source=source)
+    values = user_data.values_of(revision, account, register_url=url, batch_id=BATCH, source=source, ca=ca)
     return {
         "config": revision["id"],
         "user_data": user_data.preview(template, values),

@@ -69,6 +69,11 @@ async def _user_data(db: Connection, console: ConsoleOutput, account: Account, s
         return ()
     source = await demand.only_source(db, revision["pool_id"])
     values = user_data.values_of(
-        revision, account, register_url=settings.url_for_machines, batch_id=console.batch_id, source=source
+        revision,
+        account,
+        register_url=settings.url_for_machines,
+        batch_id=console.batch_id,
+        source=source,
+        ca=settings.authorities_for_machines(),
     )
     return user_data.render(revision["user_data"], values)

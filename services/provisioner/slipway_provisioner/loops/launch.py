@@ -41,6 +41,7 @@ class Launcher:
             clock_skew_seconds=settings.clock_skew_seconds,
             poll_seconds=settings.poll_seconds,
             register_url=settings.url_for_machines,
+            ca=settings.authorities_for_machines(),
             tariff=settings.tariff(),
         )
         self.providers = providers

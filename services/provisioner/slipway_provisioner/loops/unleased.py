@@ -9,6 +9,7 @@ from typing import Final
 
 import httpx2
 
+from slipway_common.base.tls import client_context
 from slipway_common.database.postgres import Database
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
@@ -25,8 +26,9 @@ async def broker_answers(url: str) -> bool:
     """True if the lease-broker answers at `url`; False without a URL."""
     if not url:
         return False
+    verify = client_context() if url.startswith("https:") else False
     try:
-        async with httpx2.AsyncClient(timeout=ANSWER_SECONDS, trust_env=False) as client:
+        async with httpx2.AsyncClient(timeout=ANSWER_SECONDS, trust_env=False, verify=verify) as client:
             return bool((await client.get(f"{url}/livez")).is_success)
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError):
         return False

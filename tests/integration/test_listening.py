@@ -1,0 +1,179 @@
+"""How services listen: over TLS by files that are replaced, behind proxies, and under their own names; and how the
+package's clients reach them."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from slipway_client.transport.exchange import TLS, NoAnswer, get
+from slipway_client.transport.http import Api, Failed
+from slipway_common.base.clock import utc_now
+from slipway_common.base.tls import client_context
+from slipway_common.web.certificates import find_problems
+from slipway_common.web.listening import ForHost, ListenerSettings, divided, server_options
+from slipway_local.servers.ports import free_ports
+from tests.support.authority import Authority
+
+
+async def whoami(request: Request) -> JSONResponse:
+    assert request.client is not None
+    return JSONResponse({"client": request.client.host, "scheme": request.url.scheme})
+
+
+@contextlib.asynccontextmanager
+async def serving(**given: Any) -> AsyncIterator[int]:
+    """Serve as services do; yields the port."""
+    (port,) = free_ports(1)
+    settings = ListenerSettings(port=port, **given)
+    app = Starlette(routes=[Route(path, whoami) for path in ("/whoami", "/readyz")])
+    if settings.allowed_hosts:
+        app.add_middleware(ForHost, allowed=divided(settings.allowed_hosts))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, **server_options(settings)))
+    listening = socket.create_server(("127.0.0.1", port))
+    task = asyncio.create_task(server.serve([listening]))
+    try:
+        yield port
+    finally:
+        server.should_exit = True
+        await task
+
+
+def client(authority: Authority, certificate: Path | None = None) -> httpx2.AsyncClient:
+    context = client_context(ca_file=authority.ca_file, certificate_file=certificate)
+    return httpx2.AsyncClient(verify=context, trust_env=False)
+
+
+def presented(response: httpx2.Response) -> str:
+    """Serial number of the certificate of the connection that answered."""
+    certificate = response.extensions["network_stream"].get_extra_info("ssl_object").getpeercert()
+    return str(certificate["serialNumber"])
+
+
+async def test_certificate_is_replaced_under_load(tmp_path: Path) -> None:
+    """A connection that is open stays open, and the next one gets the new certificate."""
+    authority = Authority(tmp_path)
+    async with serving(tls_certificate_file=authority.issue("service")) as port, client(authority) as first:
+        url = f"https://localhost:{port}/whoami"
+        before = await first.get(url)
+        authority.issue("service")
+        again = await first.get(url)
+        async with client(authority) as second:
+            after = await second.get(url)
+        assert before.is_success
+        assert again.is_success
+        assert presented(before) == presented(again) != presented(after)
+        assert after.headers["strict-transport-security"]
+        assert after.headers["x-content-type-options"] == "nosniff"
+        assert "server" not in after.headers
+
+
+async def test_client_certificates(tmp_path: Path) -> None:
+    authority, other = Authority(tmp_path), Authority(tmp_path, "other")
+    files = {"tls_certificate_file": authority.issue("service"), "tls_client_ca_file": authority.ca_file}
+    async with serving(**files) as port:
+        url = f"https://localhost:{port}/whoami"
+        async with client(authority, authority.issue("machine")) as known:
+            assert (await known.get(url)).is_success
+        for certificate in (None, other.issue("machine", file="foreign")):
+            async with client(authority, certificate) as unknown:
+                with pytest.raises(httpx2.TransportError):
+                    await unknown.get(url)
+
+
+async def test_forwarded_headers(tmp_path: Path) -> None:
+    """They are believed from named addresses alone."""
+    forwarded = {"X-Forwarded-For": "203.0.113.7", "X-Forwarded-Proto": "https"}
+    for trusted, expected in (
+        ("", {"client": "127.0.0.1", "scheme": "http"}),
+        ("10.0.0.0/8", {"client": "127.0.0.1", "scheme": "http"}),
+        ("10.0.0.0/8, 127.0.0.1", {"client": "203.0.113.7", "scheme": "https"}),
+    ):
+        async with serving(trusted_proxies=trusted) as port, httpx2.AsyncClient(trust_env=False) as http:
+            answer = await http.get(f"http://127.0.0.1:{port}/whoami", headers=forwarded)
+            assert answer.json() == expected
+
+
+async def test_names_of_the_service() -> None:
+    async with (
+        serving(allowed_hosts="slipway.example, *.fleet.example") as port,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
+    ):
+        for host, status in (
+            ("slipway.example", 200),
+            ("Slipway.Example:7301", 200),
+            ("a.fleet.example", 200),
+            ("fleet.example", 421),
+            ("127.0.0.1", 421),
+            ("evil.example", 421),
+        ):
+            assert (await http.get("/whoami", headers={"Host": host})).status_code == status, host
+        assert (await http.get("/readyz", headers={"Host": "10.0.0.3:7301"})).status_code == 200
+
+
+@pytest.mark.parametrize("variable", ["SLIPWAY_CA_FILE", "SSL_CERT_FILE"])
+async def test_private_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    """The command and the clients of leases and workers trust a private authority once it is named, and no other."""
+    authority, other = Authority(tmp_path), Authority(tmp_path, "other")
+    async with serving(tls_certificate_file=authority.issue("service")) as port:
+        url = f"https://localhost:{port}"
+        for file, trusted in ((None, False), (other.ca_file, False), (authority.ca_file, True)):
+            if file is not None:
+                monkeypatch.setenv(variable, str(file))
+            if trusted:
+                assert (await asyncio.to_thread(Api({"provisioner": url}).get, "provisioner", "/whoami"))["scheme"]
+                assert (await get(f"{url}/whoami")).body["scheme"] == "https"
+                continue
+            with pytest.raises(Failed, match="certificate verify failed"):
+                await asyncio.to_thread(Api({"provisioner": url}).get, "provisioner", "/whoami")
+            with pytest.raises(NoAnswer) as refused:
+                await get(f"{url}/whoami")
+            assert refused.value.problem == TLS
+
+
+async def test_health_check_over_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate = authority.issue("service")
+    async with serving(tls_certificate_file=certificate, tls_client_ca_file=authority.ca_file) as port:
+        environment = os.environ | {"SLIPWAY_PORT": str(port), "SLIPWAY_TLS_CERTIFICATE_FILE": str(certificate)}
+        command = [sys.executable, "-m", "slipway_common.web.healthcheck"]
+        done = await asyncio.to_thread(subprocess.run, command, env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_is_refused_at_start(tmp_path: Path) -> None:
+    for given, reason in (
+        ({"tls_key_file": tmp_path / "key.pem"}, "SLIPWAY_TLS_CERTIFICATE_FILE is not set"),
+        ({"tls_certificate_file": tmp_path / "absent.pem"}, "absent.pem: No such file"),
+        ({"trusted_proxies": "proxy.example"}, "proxy.example"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            ListenerSettings(**given)
+
+
+def test_certificates_that_end(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    files = {
+        "A": authority.issue("late", ends=timedelta(days=15)),
+        "B": authority.issue("soon", ends=timedelta(days=13)),
+        "C": authority.issue("ended", begins=timedelta(days=-9), ends=timedelta(days=-1)),
+        "D": tmp_path / "absent.pem",
+    }
+    soon, ended, absent = find_problems(files, utc_now())
+    assert soon.startswith("the certificate of B ends at")
+    assert ended.startswith("the certificate of C ended at")
+    assert absent.startswith("D cannot be used")
