@@ -100,7 +100,8 @@ lock: $(READY) ## Resolve requirements.lock and its parts for the demo, the imag
 
 lock-jars: $(READY) ## Resolve the broker's jars again, from jgo.toml
 	cd libs/local/slipway_local/servers/broker && \
-		$(abspath $(UV)) tool run --quiet --from 'jgo[cli]>=3.2,<4' jgo --resolver python lock && rm -rf .jgo
+		$(abspath $(UV)) tool run --quiet --from 'jgo[cli]>=3.2,<4' jgo --resolver python lock && rm -rf .jgo && \
+		{ ! git diff --quiet -I '^generated = ' jgo.lock.toml || git checkout --quiet jgo.lock.toml; }  # only its date differs
 
 demo: $(if $(filter aws terraform,$(PROVIDER)),$(READY),$(RUNTIME)) $(if $(filter terraform,$(PROVIDER)),$(TERRAFORM)) ## Whole system on simulated clouds, or PROVIDER=process|aws|terraform: DURATION=3m SPEED=20 SEED= FAULTS= DEMAND=FILE MUTANT= PLAIN=1
 	@$(RUN) -m $(BROKEN) slipway_local.demo
