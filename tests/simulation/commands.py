@@ -46,8 +46,8 @@ class Operator:
         self.made: Counter[str] = Counter()
 
     async def declare(self, body: dict[str, Any]) -> None:
-        """Declare accounts and pools, as `slipway apply` would."""
-        await self._change("PUT", "/declaration", body, {})
+        """Declare accounts and pools, as `slipway apply` would. There is nothing to test if they are refused."""
+        assert await self._change("PUT", "/declaration", body, {}), "the declaration was refused"
 
     async def command(self) -> None:
         """Give one random command. A refusal is an answer too: nothing has changed."""

@@ -180,6 +180,7 @@ class Deployment:
             self.boot(name)
         self.api = api
         self.api.runtime.database = databases["provisioner"]
+        self.api.app.state.providers["simulated"] = self.cloud  # of which nothing is the operator's
         self.network = Network(httpx2.ASGITransport(app=api.app, raise_app_exceptions=False))
         self.http = httpx2.AsyncClient(
             transport=self.network,
