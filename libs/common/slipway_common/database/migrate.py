@@ -50,6 +50,11 @@ def head(service: str) -> str:
 
 LOCK_SERVER = "SELECT pg_advisory_xact_lock(7301)"
 LOCK_SCHEMA = "SELECT pg_advisory_xact_lock(hashtext(current_schema()))"
+# An administrator has made role and schema already (infra/postgres/roles.sh): then the role itself migrates its schema.
+PREPARED = """
+SELECT EXISTS (
+    SELECT FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
+    WHERE r.rolname = $1 AND n.nspname = $2 AND pg_has_role(r.oid, 'MEMBER'))"""
 PREPARE = """
 DO $$ BEGIN CREATE ROLE {role} NOLOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$;
 DO $$ BEGIN EXECUTE format('GRANT {role} TO %I', current_user);
@@ -59,16 +64,17 @@ CREATE SCHEMA IF NOT EXISTS {schema} AUTHORIZATION {role};
 
 
 async def upgrade(url: str, service: str) -> None:
-    """Create the role and schema of a service if absent and migrate its tables to the head. Idempotent.
+    """Create the role and schema of a service if absent and migrate its tables to the head, as that role. Idempotent.
 
-    Raises asyncpg.PostgresError if a role is absent and the URL's user may not create it.
+    Raises asyncpg.PostgresError if one is absent and the URL's user may not create it.
     """
     connection = await asyncpg.connect(url)
     try:
         # Two services of a database may be migrated concurrently; roles are global to the server.
         async with connection.transaction():
             await connection.execute(LOCK_SERVER)
-            await connection.execute(PREPARE.format(role=role_of(service), schema=schema_of(service)))
+            if not await connection.fetchval(PREPARED, role_of(service), schema_of(service)):
+                await connection.execute(PREPARE.format(role=role_of(service), schema=schema_of(service)))
     finally:
         await connection.close()
     await _run(url, service)
@@ -101,7 +107,7 @@ def run_environment() -> None:
 
 
 class MigrationSettings(EnvironmentSettings):
-    """Settings of migrations. The user must own the database, or be a superuser on the first run."""
+    """Settings of migrations. The user is the role of the service, or on the first run one that may create it."""
 
     database_url: str
 
