@@ -5,6 +5,7 @@ Code of release N runs on schemas N and N+1, so readiness requires a minimum rev
 
 import asyncio
 import sys
+from functools import partial
 from importlib import resources
 from importlib.util import find_spec
 from typing import Any
@@ -14,7 +15,6 @@ from alembic import command, context
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, pool, text
-from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from slipway_common.base.settings import EnvironmentSettings, from_environment
@@ -24,11 +24,6 @@ from slipway_common.database.postgres import role_of, schema_of
 def execute(op: Any, sql: str) -> None:
     """Run a script of several statements inside a migration, unprepared: the driver prepares only single ones."""
     op.get_bind().connection.dbapi_connection.run_async(lambda connection: connection.execute(sql))
-
-
-def _sqlalchemy_url(url: str) -> str:
-    """The same URL with SQLAlchemy's driver name for asyncpg."""
-    return make_url(url).set(drivername="postgresql+asyncpg").render_as_string(hide_password=False)
 
 
 def script_location(service: str) -> str:
@@ -81,7 +76,9 @@ async def upgrade(url: str, service: str) -> None:
 
 
 async def _run(url: str, service: str) -> None:
-    engine = create_async_engine(_sqlalchemy_url(url), poolclass=pool.NullPool)
+    # The driver reads the URL itself: SQLAlchemy would not know its parameters of TLS.
+    connect = partial(asyncpg.connect, url)
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=pool.NullPool)
     try:
         async with engine.begin() as connection:
             await connection.run_sync(_upgrade, service)
