@@ -119,6 +119,13 @@ def test_repeated_request_changes_only_its_last_time() -> None:
     assert twice.requests_to_save() == []
 
 
+def test_rows_are_saved_in_one_order() -> None:
+    """Of pools those where a decision is due, or a deadline has changed."""
+    ledger = Ledger([msgspec.structs.replace(POOL, id=name) for name in "cab"], [], [])
+    ledger.dirty, ledger.deadlines = {"c"}, {"b": NOW, "c": NOW}
+    assert [pool.id for pool in ledger.pools_to_save()] == ["b", "c"]
+
+
 def test_requests_keep_their_order() -> None:
     """The order in the batch is the order in the queue."""
     names = ["z", "a", "m"]

@@ -5,8 +5,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from slipway_api.events.lease import LeaseLimitChanged
+from slipway_common.base.audited import AuditedKind
 from slipway_common.declaration.changes import CHANGES_MAX, DANGERS_MAX, ConfirmationRequired, OwnedByAnother
-from slipway_lease_broker.domain.declaration import Declaration, Declared, compare, dangers
+from slipway_lease_broker.domain.declaration import (
+    Declaration,
+    Declared,
+    audited,
+    compare,
+    dangers,
+    digest,
+    limit_events,
+)
 from slipway_lease_broker.domain.terms import Bounds, Policy
 from slipway_lease_broker.http import shown
 
@@ -129,4 +139,39 @@ def test_changes_name_their_fields() -> None:
     assert made.fields["revision"] == (1, 2)
     assert made.shown().detail == (
         'limit: 10 → 12, adaptive: none → {"floor":1,"ceiling":20}, ttl_seconds: 60 → 30.0, owner: none → a'
+    )
+
+
+def test_changes_are_audited_by_their_fields_and_limits_are_published() -> None:
+    """A new pool has nothing before; a limit that stays is not published."""
+    current = [pool("mine"), pool("less"), pool("same")]
+    made = compare(current, declaration(pool("less", limit_units=3), pool("same", ttl_seconds=9.0), pool("new")))
+    assert {each.subject_id: (each.kind, each.result) for each in map(audited, made)} == {
+        "less": (AuditedKind.LEASE_POOL, "updated"),
+        "mine": (AuditedKind.LEASE_POOL, "archived"),
+        "new": (AuditedKind.LEASE_POOL, "created"),
+        "same": (AuditedKind.LEASE_POOL, "updated"),
+    }
+    less, mine, new, same = map(audited, made)
+    assert (less.before, less.after) == ({"limit": 10, "revision": 1}, {"limit": 3, "revision": 2})
+    assert (same.before, same.after) == ({"ttl_seconds": 60, "revision": 1}, {"ttl_seconds": 9.0, "revision": 2})
+    assert mine.before == {"limit": 10, "owner": "a", "revision": 1, "archived": False}
+    assert new.before is None
+    assert new.after is not None
+    assert (new.after["limit"], new.after["owner"]) == (10, "a")
+    assert limit_events(made, "why") == [
+        LeaseLimitChanged(lease_pool_id="less", limit=3, previous_limit=10, reason="why"),
+        LeaseLimitChanged(lease_pool_id="mine", limit=0, previous_limit=10, reason="why"),
+        LeaseLimitChanged(lease_pool_id="new", limit=10, previous_limit=None, reason="why"),
+    ]
+
+
+def test_the_digest_of_changes_covers_what_is_declared() -> None:
+    """Also terms of a new pool, which its change does not show; what stays is not covered."""
+    first = digest(compare([pool("a")], declaration(pool("a"), pool("b"))))
+    assert first == digest(compare([], declaration(pool("b"))))
+    for other in (pool("b", ttl_seconds=9.0), pool("c")):
+        assert digest(compare([pool("a")], declaration(pool("a"), other))) != first
+    assert digest(compare([pool("b")], declaration(pool("b", limit_units=9)))) != digest(
+        compare([pool("b", limit_units=1)], declaration(pool("b", limit_units=9)))
     )

@@ -137,6 +137,25 @@ def test_a_holder_without_a_name_gets_one() -> None:
     assert active(joined) == ["", "b"]
 
 
+@pytest.mark.parametrize(
+    ("names", "name", "expected"),
+    [
+        ([], None, ""),
+        ([], "a", ""),
+        (["a"], None, "a"),
+        (["a"], "a", "a"),
+        (["a"], "b", None),
+        (["a", "b"], None, None),
+        (["a", "b"], "b", "b"),
+        (["", "b"], "c", ""),
+    ],
+)
+def test_the_holder_that_a_token_is_for(names: list[str], name: str | None, expected: str | None) -> None:
+    """Of several the one that is named; one without a name may be any process."""
+    lease = msgspec.structs.replace(LEASE, holders={each: Holding(since=NOW) for each in names})
+    assert holders.token_holder(lease, name) == expected
+
+
 @pytest.mark.parametrize(("ended", "seconds", "expected"), [(None, 10**7, "a"), (60, 86_460, "a"), (60, 86_461, None)])
 def test_a_token_ends_a_day_after_its_lease(ended: float | None, seconds: float, expected: str | None) -> None:
     """A late release comes after the end of the hold."""

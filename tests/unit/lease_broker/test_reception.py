@@ -18,6 +18,7 @@ from slipway_lease_broker.domain.reception import (
     Reception,
     continued,
     downtime_since,
+    set_back,
 )
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -158,3 +159,31 @@ def test_merged_downtimes_give_more_time(times: list[tuple[float, float]], since
 def test_a_clock_that_goes_back_moves_nothing(seconds: float) -> None:
     reception = Reception(NOW, (Downtime(at(-20), at(-10)),))
     assert continued(reception, at(seconds)) is reception
+
+
+@pytest.mark.parametrize(
+    ("received", "kept"),
+    [
+        (0, [(-20, -10)]),  # not of the future
+        (0.001, [(-20, -12)]),
+        (600, [(-20, -12)]),
+    ],
+)
+def test_a_clock_that_was_set_back(received: float, kept: list[tuple[float, float]]) -> None:
+    """Nothing was received in the future: downtimes end with what was received, and those of the future are gone."""
+    before = Reception(at(received), (Downtime(at(-20), at(-10)),))
+    if received > 0:
+        before = Reception(before.received_until, (*before.downtimes, Downtime(at(-12), at(5)), Downtime(at(1), at(9))))
+    after = set_back(before, at(-12), NOW)
+    assert after.downtimes == tuple(Downtime(at(began), at(ended)) for began, ended in kept)
+    assert after is before if received == 0 else after.received_until == at(-12)
+
+
+def test_commands_of_both_ways_in() -> None:
+    ways = {(kafka, http): Receiving(kafka=kafka, http=http) for kafka in (None, ()) for http in (None, ())}
+    assert {way: (each.both, each.either) for way, each in ways.items()} == {
+        (None, None): (False, False),
+        (None, ()): (False, True),
+        ((), None): (False, True),
+        ((), ()): (True, True),
+    }

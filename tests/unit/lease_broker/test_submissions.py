@@ -108,7 +108,8 @@ def test_a_new_request_is_not_answered_before_its_decision() -> None:
     assert ledger.events == []
 
 
-HELD: Final = {"r1": Holding(since=NOW), "r2": Holding(since=NOW)}
+EARLIER: Final = NOW - timedelta(seconds=30)
+HELD: Final = {"r1": Holding(since=NOW), "r2": Holding(since=EARLIER)}
 
 
 def own(units: int = 2, state: State = State.CONFIRMED, **changes: Any) -> Lease:
@@ -216,7 +217,7 @@ REFUSED: list[Refused] = [
         again(),
         {"holder": "r3"},
         Kind.REQUEST_IN_USE,
-        {"holder": "r2", "since": NOW.isoformat()},
+        {"holder": "r2", "since": EARLIER.isoformat()},
     ),
     # Cancelling: not the wait or the lease of another process.
     ([], cancel(), {}, Kind.UNKNOWN_REQUEST, {}),
@@ -272,6 +273,11 @@ def test_a_command_is_refused_for_one_cause_and_changes_nothing(
         return
     assert isinstance(outcome, Refusal), outcome
     assert (outcome.kind, outcome.facts) == (kind, facts)
+    subject = outcome.detail.replace("'", "")
+    assert any(name in subject for name in ("lease l1", "lease l9", "request r", "pool p"))
+    if kind is Kind.REQUEST_IN_USE and ledger.leases:  # its lease is taken over after three quarters of the TTL
+        assert "request r is in use by" in outcome.detail
+        assert (NOW + timedelta(seconds=225)).isoformat() in outcome.detail
     assert (ledger.pools, ledger.leases, ledger.requests) == before
     assert (ledger.events, ledger.history, ledger.dirty, ledger.refusals) == ([], [], set(), [])
 

@@ -61,6 +61,9 @@ def test_starts_count_once_and_within_bounds(starts: list[Any], unleased_max: in
             lease = charge(ledger, "p", start, NOW, sender, allowance, lease_id=f"l{next(ids)}")
             assert lease.request_id == name
             assert (len(ledger.leases) == before) or not repeated
+            if len(ledger.leases) > before:  # the next start of the report has what this one leaves
+                left = limits.allowance(ledger.pools["p"], *used(ledger, owner), unleased_max=unleased_max)
+                assert allowance.after(lease) == left
         claimed, waited = used(ledger, owner)
         assert waited <= LIMIT
         assert claimed <= (LIMIT if unleased_max is None else unleased_max)

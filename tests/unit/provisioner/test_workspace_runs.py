@@ -1,5 +1,7 @@
 """Phases of a workspace after its runs."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -183,3 +185,78 @@ def test_a_run_that_waits_for_its_provider_does_not_stop_the_sweep() -> None:
     assert sweep_pause(4.0, 0.01) == pytest.approx(400)
     assert sweep_pause(300.0, 0.01) == sweep_pause(10.0, 0.01) == pytest.approx(1000)
     assert sweep_pause(300.0, 0.0) == 0
+
+
+KEPT: dict[str, Any] = {"instance_id": "i-1", "address": "machine.a"}
+#        phase and failed runs of the workspace, operation, the row after its state was rejected
+REJECTED = [
+    (Phase.QUEUED, 2, Operation.APPLY, Next(phase=Phase.UNKNOWN, due_seconds=0.0, effects_seconds=0.0, **KEPT)),
+    (Phase.UNKNOWN, 2, Operation.LOOK_UP, Next(phase=Phase.UNKNOWN, due_seconds=0.0, effects_seconds=0.0, **KEPT)),
+    (Phase.DESTROYING, 2, Operation.DESTROY, Next(phase=Phase.DESTROYING, due_seconds=600.0, failed_runs=3, **KEPT)),
+    (Phase.ORPHAN, 2, Operation.RECLAIM, Next(phase=Phase.ORPHAN, due_seconds=600.0, failed_runs=3, **KEPT)),
+    (Phase.READY, 2, Operation.REFRESH, Next(phase=Phase.READY, due_seconds=20.0, failed_runs=3, **KEPT)),
+    (Phase.READY, STUCK_RUNS - 1, Operation.REFRESH, Next(phase=Phase.READY, failed_runs=STUCK_RUNS, **KEPT)),
+    (Phase.DESTROYING, 2, Operation.REFRESH, Next(phase=Phase.DESTROYING, due_seconds=0.0, failed_runs=2, **KEPT)),
+]
+
+
+@pytest.mark.parametrize(("phase", "failed_runs", "operation", "expected"), REJECTED)
+def test_the_row_after_a_rejected_state(phase: Phase, failed_runs: int, operation: Operation, expected: Next) -> None:
+    """What the run has found is rejected with it."""
+    before = row(phase=phase, failed_runs=failed_runs, interruptions=4, **KEPT)
+    assert after_rejection(before, operation, "no") == structs.replace(expected, problem="no")
+
+
+FOUND = Result(resources=1, instance_id="i-2", address="machine.b")
+BROKEN = Result(failure="no", outcome=OUTCOME)
+#        phase of the workspace, result, unsettled seconds, the row afterwards
+AFTER = [
+    (Phase.QUEUED, FOUND, 0, Next(phase=Phase.READY, instance_id="i-2", address="machine.b")),
+    (
+        Phase.QUEUED,
+        LOST,
+        9,
+        Next(phase=Phase.UNKNOWN, due_seconds=30.0, effects_seconds=30.0, failed_runs=3, problem=LOST.failure, **KEPT),
+    ),
+    (Phase.QUEUED, BROKEN, 0, Next(phase=Phase.GONE, outcome=OUTCOME, problem="no", **KEPT)),
+    (
+        Phase.QUEUED,
+        structs.replace(BROKEN, resources=1),
+        0,
+        Next(phase=Phase.DESTROYING, due_seconds=0.0, outcome=OUTCOME, problem="no", **KEPT),
+    ),
+    (
+        Phase.QUEUED,
+        structs.replace(NOTHING, resources=1),
+        0,
+        Next(phase=Phase.DESTROYING, due_seconds=0.0, put_back=True, problem=NOTHING.failure, **KEPT),
+    ),
+    (Phase.UNKNOWN, FOUND, 9, Next(phase=Phase.UNKNOWN, due_seconds=9.0, interruptions=4, **KEPT)),
+    (Phase.UNKNOWN, FOUND, 0, Next(phase=Phase.QUEUED, due_seconds=0.0, interruptions=4, **KEPT)),
+    (Phase.UNKNOWN, BROKEN, 0, Next(phase=Phase.UNKNOWN, due_seconds=20.0, failed_runs=3, problem="no", **KEPT)),
+    (Phase.DESTROYING, FOUND, 0, Next(phase=Phase.DESTROYING, due_seconds=5.0, **KEPT)),
+    (Phase.DESTROYING, Result(), 0, Next(phase=Phase.GONE, **KEPT)),
+    (Phase.ORPHAN, Result(), 0, Next(phase=Phase.GONE, **KEPT)),
+    (Phase.ORPHAN, BROKEN, 0, Next(phase=Phase.ORPHAN, due_seconds=20.0, failed_runs=3, problem="no", **KEPT)),
+    (Phase.READY, structs.replace(FOUND, instance_id="i-1"), 0, Next(phase=Phase.READY, **KEPT)),
+    (
+        Phase.READY,
+        FOUND,
+        0,
+        Next(phase=Phase.DESTROYING, due_seconds=0.0, problem="its instance i-1 is gone", **KEPT),
+    ),
+    (Phase.READY, Result(instance_id="i-1"), 0, Next(phase=Phase.GONE, problem="its instance i-1 is gone", **KEPT)),
+    (Phase.READY, BROKEN, 0, Next(phase=Phase.READY, due_seconds=20.0, failed_runs=3, problem="no", **KEPT)),
+]
+
+
+@pytest.mark.parametrize(("phase", "result", "unsettled", "expected"), AFTER)
+def test_the_row_after_a_run(phase: Phase, result: Result, unsettled: float, expected: Next) -> None:
+    """All of it. The workspace has failed twice, and was interrupted four times."""
+    before = row(phase=phase, failed_runs=2, interruptions=4, **KEPT)
+    assert then(before, result, unsettled=unsettled) == expected
+
+
+def test_a_refresh_that_fails_too_often_ends() -> None:
+    before = row(phase=Phase.READY, failed_runs=STUCK_RUNS - 1, instance_id="i-1")
+    assert then(before, BROKEN).due_seconds is None

@@ -37,7 +37,11 @@ def of_pool(before: Limits, after: Limits, serving: int) -> Iterator[Danger]:
 def of_maximum(kind: str, id_: str, before: int, after: int, serving: int) -> Iterator[Danger]:
     """Danger of a changed maximum. With `serving` workers it must not be lowered by much."""
     surplus = max(0, serving - after)
-    loss = f"{surplus} of {_workers(serving)} will leave once idle" if surplus else f"{_workers(serving)} stay"
+    loss = (
+        f"{surplus} of {_workers(serving)} will leave once idle"
+        if surplus
+        else f"{_workers(serving)} {'stays' if serving == 1 else 'stay'}"
+    )
     if danger := maximum_danger(kind, id_, before, after, loss=loss if serving else ""):
         yield danger
 
