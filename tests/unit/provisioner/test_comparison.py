@@ -41,7 +41,7 @@ ACCOUNT: Final = AccountRow(
     request_timeout_seconds=None,
     accepted_timeout_seconds=None,
     limits={},
-    settings={"configuration": "c", "key": "k"},
+    settings={"entry": "c", "key": "k"},
     owner="a.yaml",
     spec={"id": "a", "region": "r"},
     spec_digest="1",
@@ -162,13 +162,13 @@ ACCOUNTS: list[tuple[AccountRow | None, bool, AccountRow, int, str, str, list[st
     (
         ACCOUNT,
         False,
-        replace(ACCOUNT, settings={"configuration": "d", "key": "k"}),
+        replace(ACCOUNT, settings={"entry": "d", "key": "k"}),
         2,
         "",
         "",
-        [f"account a moves (settings.configuration): {MOVES}"],
+        [f"account a moves (settings.entry): {MOVES}"],
     ),
-    (ACCOUNT, False, replace(ACCOUNT, settings={"configuration": "c", "key": "l"}), 2, "", "", []),
+    (ACCOUNT, False, replace(ACCOUNT, settings={"entry": "c", "key": "l"}), 2, "", "", []),
 ]
 
 
@@ -190,7 +190,9 @@ def test_accounts(
     assert (writes.new_accounts, writes.accounts) == (([wanted], []) if before is None else ([], [wanted]))
     assert dangers(writes) == expected
     known = StoredAccount(**asdict(before), removed=gone) if before is not None else None
-    assert comparison.moves(known, wanted) == (before is not None and (wanted is MOVED or "d" in str(wanted.settings)))
+    assert comparison.moves(known, wanted) == (
+        before is not None and (wanted is MOVED or wanted.settings["entry"] == "d")
+    )
 
 
 def test_an_account_of_another_owner() -> None:

@@ -83,6 +83,15 @@ def test_factor_of_a_signal(kind: str, value: float | None, factor: float) -> No
     assert story.record("a", 0).health == pytest.approx(before * factor)
 
 
+def test_a_signal_that_is_dropped_is_refused_as_it_was_raised() -> None:
+    """Whoever raised it finds it by its fields."""
+    story = Story(A, B, C)
+    raised = signal_event("degraded", "config", "a", at=5.0, value=0.25, ttl_seconds=60.0)
+    assert story.signal(raised) == ""
+    (signal,) = story.world.signals.values()
+    assert signal.event() == raised
+
+
 def test_a_record_with_many_signals_fits() -> None:
     """Each signal is from a source of its own, with the longest name and reason."""
     story = Story(A, B)
