@@ -44,7 +44,7 @@ ROOMS: Final[Mapping[str, tuple[str, str]]] = {
         "claims consoles identity refused_terminations registration timeline unresponsiveness workers",
     ),
     "roll_outs": ("slipway_provisioner", "revisions roll_out rollback"),
-    "declaring": ("slipway_provisioner", "comparison declaration guard ownership pauses"),
+    "declaring": ("slipway_provisioner", "comparison declaration guard operator ownership pauses"),
     "limits": ("slipway_provisioner", "costs limits prices"),
     "recovery": ("slipway_provisioner", "reaping recovery"),
     "accounts": ("slipway_provisioner", "account_check encryption reachability"),
