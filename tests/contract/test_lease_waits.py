@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from slipway_api.http.lease_broker import AcquireLease
 from slipway_lease_broker import grant_notifier
 from slipway_lease_broker.domain.exchange import Submission
 from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.grant_waiters import Woken
-from slipway_lease_broker.http.bodies import Acquire
 from slipway_lease_broker.http.leases import wait_for_grant, wanted
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
@@ -78,7 +78,7 @@ async def test_a_wait_that_times_out_keeps_its_place(world: World) -> None:
 
 async def submit_waiting(replica: Replica, request_id: str = "next") -> Woken:
     """Submit a request whose caller waits for the grant."""
-    command = wanted("sim-a", Acquire.model_validate({"request_id": request_id}), "ann")
+    command = wanted("sim-a", AcquireLease(request_id=request_id), "ann")
     woken: Woken = asyncio.get_running_loop().create_future()
     await replica.group_commit.submit(
         replica.pool, Submission(command=command, sender=Sender(name="ann"), confirm=True, woken=woken)

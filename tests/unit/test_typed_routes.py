@@ -1,5 +1,6 @@
 """Bodies and answers of routes with types: what is refused and how, after the token; what the document says."""
 
+import ast
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -10,6 +11,7 @@ import pytest
 from fastapi import Depends, FastAPI
 
 from slipway_api.limits import RequiredName
+from slipway_api.problems import Problem
 from slipway_api.time import Time
 from slipway_common.base.ids import hash_secret
 from slipway_common.observability.metrics import counter
@@ -19,6 +21,7 @@ from slipway_common.web.answers import Accepted, Answer, stored
 from slipway_common.web.bodies import Body, Report
 from slipway_common.web.router import Router
 
+ROOT: Final = Path(__file__).parents[2]
 SECRET: Final = "s3cret"
 WRITER: Final = "[{name: writer, sha256: %s, scopes: [admin]}]"
 
@@ -161,6 +164,24 @@ def test_the_document_has_the_types_of_answers_and_bodies(app: FastAPI) -> None:
     assert schemas["Asked"]["properties"]["name"]["description"] == "Name of the thing."
     assert schemas["Asked"]["additionalProperties"] is False
     assert "request_id" in schemas["Problem"]["properties"]
+
+
+def test_further_fields_of_problems_have_a_type() -> None:
+    """Of those that routes raise, and of the facts of refused lease commands. Another one would fail the request."""
+    given = set()
+    for path in (ROOT / "services", ROOT / "libs/common"):
+        for file in path.rglob("*.py"):
+            for call in ast.walk(ast.parse(file.read_text())):
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+                    if call.func.id in ("Problem", "request_conflict"):
+                        given |= {keyword.arg for keyword in call.keywords if keyword.arg}
+                    elif call.func.id == "Refusal":
+                        facts = [part for part in call.args[2:] if isinstance(part, ast.Dict)]
+                        given |= {
+                            str(key.value) for part in facts for key in part.keys if isinstance(key, ast.Constant)
+                        }
+    assert {"errors", "units_max", "fields"} <= given
+    assert given <= set(Problem.__struct_fields__)
 
 
 def test_a_request_whose_type_ignores_fields_is_a_mistake() -> None:

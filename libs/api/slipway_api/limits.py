@@ -67,5 +67,11 @@ Key = Annotated[str, KEY.meta]
 Reason = Annotated[str, REASON.meta]
 Line = Annotated[str, LINE.meta]
 Note = Annotated[str, NOTE.meta]
+# Segments separated by slashes; none is "." or "..", which programs that handle URLs would resolve.
+_SEGMENT: Final = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9_])?"
+ID_EXPRESSION: Final = rf"^{_SEGMENT}(/{_SEGMENT})*$(?!\n)"
+ID_CHARACTERS_MAX: Final = 128
+Id = Annotated[str, msgspec.Meta(max_length=ID_CHARACTERS_MAX, pattern=ID_EXPRESSION)]
+"""Id of what is declared."""
 RequiredName = Annotated[Name, msgspec.Meta(min_length=1)]
 RequiredReason = Annotated[Reason, msgspec.Meta(min_length=1)]

@@ -42,6 +42,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Reason why a lease has ended."""
     reasons: list[str] | UnsetType = UNSET
     """Categories of reasons why signals are refused."""
+    units_max: int | UnsetType = UNSET
+    """Most units that a request can ever get."""
+    holder: str | UnsetType = UNSET
+    """Process that uses the id of the request."""
+    since: str | UnsetType = UNSET
+    """Time since which it does."""
+    holders: list[str] | UnsetType = UNSET
+    """Processes that hold the lease, one of which has to be named."""
     fields: list[str] | UnsetType = UNSET
     """Fields in which a request differs from the earlier one with its id."""
     names: list[str] | UnsetType = UNSET

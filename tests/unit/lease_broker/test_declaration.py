@@ -64,14 +64,16 @@ def test_a_declaration_removes_only_what_its_owners_declared(wanted: Declaration
 def test_an_answer_is_bounded() -> None:
     """It counts what it does not list, and its digest covers that too."""
     current = [pool(f"p{number:05}") for number in range(CHANGES_MAX + 1)]
-    answer, fewer = (shown.changes(compare(pools, declaration(prune=True))) for pools in (current, current[:-1]))
-    assert (len(answer["items"]), answer["more"], fewer["more"]) == (CHANGES_MAX, 1, 0)
-    assert answer["items"] == fewer["items"]
-    assert answer["digest"] != fewer["digest"]
+    answer, fewer = (
+        shown.changes(compare(pools, declaration(prune=True)), applied=True) for pools in (current, current[:-1])
+    )
+    assert (len(answer.items), answer.more, fewer.more) == (CHANGES_MAX, 1, 0)
+    assert answer.items == fewer.items
+    assert answer.digest != fewer.digest
     expected = [f"lease pool p{number:05} is removed" for number in range(DANGERS_MAX)]
-    assert answer["dangers"] == [*expected, f"and {CHANGES_MAX + 1 - DANGERS_MAX:,} more dangers"]
-    refused = ConfirmationRequired(answer["digest"], dangers(compare(current, declaration())), [])
-    assert [*refused.dangers] == answer["dangers"]
+    assert answer.dangers == [*expected, f"and {CHANGES_MAX + 1 - DANGERS_MAX:,} more dangers"]
+    refused = ConfirmationRequired(answer.digest, dangers(compare(current, declaration())), [])
+    assert [*refused.dangers] == answer.dangers
 
 
 def test_a_pool_has_one_owner() -> None:

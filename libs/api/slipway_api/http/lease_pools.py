@@ -7,10 +7,10 @@ from msgspec import UNSET, Meta, UnsetType
 
 from slipway_api.http.declaration import Change
 from slipway_api.http.lease_broker import Seconds, Units, UnitsOrNone
-from slipway_api.limits import Name, RequiredName, RequiredReason
+from slipway_api.limits import Id, Name, RequiredName, RequiredReason
 from slipway_api.time import Time
 
-SlotName = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+SlotName = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$(?!\n)")]
 
 
 class LeasePace(msgspec.Struct, frozen=True, kw_only=True):
@@ -304,7 +304,7 @@ class NamedSlot(msgspec.Struct, frozen=True, kw_only=True):
 class SlotsOfPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The slots of one lease pool."""
 
-    lease_pool: RequiredName
+    lease_pool: Id
     state: RequiredName = "free"
     """Initial state of new slots."""
     names: Annotated[list[SlotName], Meta(max_length=10_000)]

@@ -6,14 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Request
 
 from slipway_api.events.lease import LeaseRequested
+from slipway_api.http.lease_broker import AcquireGang, GrantedGang, QueuedRequest
 from slipway_common.observability.telemetry import current_trace
+from slipway_common.web.answers import Accepted, Answer
+from slipway_common.web.bodies import Body
 from slipway_common.web.problem import Problem
+from slipway_common.web.router import Router
 from slipway_lease_broker.admission import AdmissionTx
+from slipway_lease_broker.domain import exchange
 from slipway_lease_broker.domain.commands import apply_permitted
-from slipway_lease_broker.domain.exchange import Answer, Submission
+from slipway_lease_broker.domain.exchange import Submission
 from slipway_lease_broker.domain.ledger import Gang, Lease, Ledger
 from slipway_lease_broker.domain.ownership import may_act
 from slipway_lease_broker.domain.queue_status import queue_status
@@ -21,19 +26,19 @@ from slipway_lease_broker.domain.refusals import unknown_lease_pool, wrong_owner
 from slipway_lease_broker.domain.submissions import of_request, refusal
 from slipway_lease_broker.grant_waiters import Woken
 from slipway_lease_broker.http import shown
-from slipway_lease_broker.http.bodies import GangBody
 from slipway_lease_broker.http.call import Call
 from slipway_lease_broker.http.callers import Caller
 from slipway_lease_broker.http.leases import disconnected, shown_leases, wait_for_grant
 from slipway_lease_broker.http.refusals import problem
-from slipway_lease_broker.http.shown import answered
 from slipway_lease_broker.store import answers, gangs
 
-router = APIRouter()
+router = Router()
 
 
 @router.post("/lease-gangs", responses={202: {"description": "The gang waits in the queues of its pools."}})
-async def acquire_gang(request: Request, body: GangBody, call: Caller) -> Response:
+async def acquire_gang(
+    request: Request, body: Body[AcquireGang], call: Caller
+) -> Answer[GrantedGang] | Accepted[QueuedRequest]:
     """Acquire a lease of every pool, or a place in all queues. The same request id is the same gang."""
     names = [member.pool for member in body.members]
     if len(set(names)) < len(names):
@@ -47,11 +52,11 @@ async def acquire_gang(request: Request, body: GangBody, call: Caller) -> Respon
         if await wait_for_grant(woken, body.wait_seconds, disconnected(request)):
             answer, leases = await submit(call, body)
     if leases:
-        return answered({"request_id": body.request_id, "leases": await shown_leases(call.database, leases)})
+        return Answer(GrantedGang(request_id=body.request_id, leases=await shown_leases(call.database, leases)))
     return await queued(call, body)
 
 
-async def submit(call: Call, body: GangBody) -> tuple[Answer, Sequence[Lease]]:
+async def submit(call: Call, body: AcquireGang) -> tuple[exchange.Answer, Sequence[Lease]]:
     """Apply a gang request in one transaction. Returns the answer for its first pool, to wait with, and its leases,
     confirmed by this answer; none while the gang waits."""
     async with call.admissions.transaction(call.database) as admission:
@@ -73,11 +78,13 @@ async def submit(call: Call, body: GangBody) -> tuple[Answer, Sequence[Lease]]:
             leases = granted_to([lease for decision in admission.decisions for lease in decision.granted], body)
         leases = await admission.confirm(leases)
     first = body.members[0].pool
-    answer = Answer(pool=admission.pools[first], now=admission.now, request=ledger.requests[first, body.request_id])
+    answer = exchange.Answer(
+        pool=admission.pools[first], now=admission.now, request=ledger.requests[first, body.request_id]
+    )
     return answer, leases
 
 
-async def load(admission: AdmissionTx, body: GangBody, call: Call) -> Ledger:
+async def load(admission: AdmissionTx, body: AcquireGang, call: Call) -> Ledger:
     """Load the ledger of a gang. Raises the Problem that one of its members is refused with."""
     known = set(admission.pools)
     commands = wanted(body, call)
@@ -122,7 +129,7 @@ def of_pool(ledger: Ledger, command: LeaseRequested) -> Ledger:
     return rows
 
 
-def wanted(body: GangBody, call: Call) -> list[LeaseRequested]:
+def wanted(body: AcquireGang, call: Call) -> list[LeaseRequested]:
     return [
         LeaseRequested(
             lease_pool_id=member.pool,
@@ -137,7 +144,7 @@ def wanted(body: GangBody, call: Call) -> list[LeaseRequested]:
     ]
 
 
-def granted_to(leases: Any, body: GangBody) -> list[Lease]:
+def granted_to(leases: Any, body: AcquireGang) -> list[Lease]:
     """The lease of each member, in the order of the members; none unless all have one."""
     of_member: Mapping[str, list[Lease]] = {member.pool: [] for member in body.members}
     for lease in leases:
@@ -146,7 +153,7 @@ def granted_to(leases: Any, body: GangBody) -> list[Lease]:
     return [lease for lease in found if lease is not None] if None not in found else []
 
 
-async def queued(call: Call, body: GangBody) -> Response:
+async def queued(call: Call, body: AcquireGang) -> Accepted[QueuedRequest]:
     """The answer of a waiting gang: its position in the pool with the longest expected wait."""
     found = []
     for member in body.members:

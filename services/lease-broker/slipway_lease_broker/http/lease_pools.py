@@ -2,12 +2,26 @@
 
 import asyncio
 from datetime import datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Depends, Query, Request
+from msgspec.structs import asdict
 from pydantic import BaseModel, ValidationError
 
+from slipway_api.http import lease_pools as api
+from slipway_api.http.lease_broker import ChargedStarts, LeaseDecision, UnleasedStarts
+from slipway_api.http.lease_pools import (
+    ChangedLeasePool,
+    ChangeLeasePool,
+    DeclaredLeasePools,
+    DrainedLeasePool,
+    LeasePoolReason,
+    LeasePoolReport,
+    ReportedUnits,
+    ReportUnits,
+)
+from slipway_api.http.pages import Items, Page
 from slipway_common.database.places import NEWEST, Newest
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.declaration.models import LeasePool
@@ -15,9 +29,13 @@ from slipway_common.declaration.parsing import problems
 from slipway_common.declaration.strict_yaml import path_text
 from slipway_common.web import pages
 from slipway_common.web.access import READ, Needs
+from slipway_common.web.answers import Answer
+from slipway_common.web.bodies import Body
+from slipway_common.web.bodies import Report as ReportBody
 from slipway_common.web.declaring import changed_meanwhile, refusing
 from slipway_common.web.moment import Moment
 from slipway_common.web.problem import Problem
+from slipway_common.web.router import Router
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, NameOrEmpty, ReasonOrEmpty
 from slipway_lease_broker import apply
@@ -28,16 +46,16 @@ from slipway_lease_broker.domain.paces import pacing_in_force, pacing_of
 from slipway_lease_broker.domain.refusals import Refusal, unknown_lease_pool
 from slipway_lease_broker.domain.report import report
 from slipway_lease_broker.http import declared, shown
-from slipway_lease_broker.http.bodies import Reported, Starts, TermsChange, WithReason
 from slipway_lease_broker.http.callers import READ_OR_HOLD, Caller, Operator
 from slipway_lease_broker.http.refusals import problem
-from slipway_lease_broker.http.shown import answered
 from slipway_lease_broker.store import answers, history, past_leases, pools
 from slipway_lease_broker.store import terms as live
 
-router = APIRouter()
+router = Router()
 DatabaseDep = Annotated[Database, Depends(database)]
 PAST_LEASES_MAX = 100_000
+NO_TERMS: Final = ("reason", "revision", "pinned", "operation", "confirm")
+"""Fields of a change that are no terms."""
 
 
 class Options(BaseModel):
@@ -56,7 +74,7 @@ async def put_lease_pools(
     caller: Annotated[str, Depends(Needs("lease-pools:write"))],
     database: DatabaseDep,
     options: Annotated[Options, Query()],
-) -> Response:
+) -> Answer[DeclaredLeasePools]:
     """Declare lease pools: `{"documents": [{"owner": "a.yaml", "lease_pools": […]}]}`, all or nothing.
 
     Each document is complete for its owner: what the owner declared before and leaves out now is archived. With `prune`
@@ -75,11 +93,11 @@ async def put_lease_pools(
                 wake(request)
     except ChangedMeanwhile as error:
         raise changed_meanwhile() from error
-    return answered(await asyncio.to_thread(shown.changes, changes) | {"applied": not options.dry_run})
+    return Answer(await asyncio.to_thread(shown.changes, changes, applied=not options.dry_run))
 
 
 @router.get("/lease-pools", dependencies=[READ])
-async def get_lease_pools(database: DatabaseDep) -> dict[str, Any]:
+async def get_lease_pools(database: DatabaseDep) -> Answer[Items[api.LeasePool]]:
     """List lease pools: limit, units held and waiting, waiting requests and the longest wait, units granted in the last
     minute, the expected wait of one unit requested now (null: forever), the reasons of the last decision, and the
     pacing in force: of each declared operation, and the default of all others, each paced by itself (null: not paced).
@@ -87,29 +105,31 @@ async def get_lease_pools(database: DatabaseDep) -> dict[str, Any]:
     Each has all its terms with the names of slipway.yaml, and the `owner` that declares it (empty: none). One that is
     `archived` is no longer declared, and listed until its leases and requests have ended.
     """
-    return {"items": [overview(pool) for pool in await pools.overview(database)]}
+    return Answer(Items(items=[overview(pool) for pool in await pools.overview(database)]))
 
 
 @router.get("/lease-pools/{lease_pool_id:id}", dependencies=[READ_OR_HOLD])
-async def get_lease_pool(database: DatabaseDep, lease_pool_id: Name) -> dict[str, Any]:
+async def get_lease_pool(database: DatabaseDep, lease_pool_id: Name) -> Answer[api.LeasePool]:
     """Show one lease pool as in the list."""
     found = await pools.overview(database, lease_pool_id)
     if not found:
         raise problem(unknown_lease_pool(lease_pool_id))
-    return overview(found[0])
+    return Answer(overview(found[0]))
 
 
-def overview(pool: pools.Overview) -> dict[str, Any]:
+def overview(pool: pools.Overview) -> api.LeasePool:
     """A lease pool as shown."""
-    shown = declaration.shown(pool) | {"eta_seconds": pool.eta_seconds}
-    shown["pacing_in_force"] = msgspec.to_builtins(pacing_in_force(pool, pool.limit))
-    return {name: value for name, value in shown.items() if name not in ("adaptive_state", "paces", "read_at")}
+    fields = declaration.shown(pool) | {
+        "eta_seconds": pool.eta_seconds,
+        "pacing_in_force": msgspec.to_builtins(pacing_in_force(pool, pool.limit)),
+    }
+    return msgspec.convert(fields, api.LeasePool)
 
 
 @router.patch("/lease-pools/{lease_pool_id:id}")
 async def change_lease_pool(
-    lease_pool_id: Name, body: TermsChange, call: Operator, confirm: NameOrEmpty = ""
-) -> Response:
+    lease_pool_id: Name, body: Body[ChangeLeasePool], call: Operator, confirm: NameOrEmpty = ""
+) -> Answer[ChangedLeasePool]:
     """Change terms of a lease pool until its next declaration. Leases stay held: with a lower limit the pool stops
     granting until usage falls. A limit that is more than doubled needs the digest of the refusal in `confirm`."""
     async with call.database.acquire() as db, db.transaction():
@@ -134,31 +154,33 @@ async def change_lease_pool(
     apply.count_limits([made])
     call.runtime.wake()
     pinned = pool.pinned_reason is not None if body.pinned is None else body.pinned
-    return answered(declaration.shown(made.after) | {"pinned": pinned, "result": made.result})
+    fields = declaration.shown(made.after) | {"pinned": pinned, "result": made.result}
+    return Answer(msgspec.convert(fields, ChangedLeasePool))
 
 
 @router.post("/lease-pools/{lease_pool_id:id}/drain")
-async def drain(lease_pool_id: Name, body: WithReason, call: Operator) -> Response:
+async def drain(lease_pool_id: Name, body: Body[LeasePoolReason], call: Operator) -> Answer[DrainedLeasePool]:
     """Drain a lease pool: it grants nothing more, and leases stay held until they are released."""
     return await drained(call, lease_pool_id, Act(action=Action.DRAIN, by=call.name, reason=body.reason))
 
 
 @router.post("/lease-pools/{lease_pool_id:id}/undrain")
-async def undrain(lease_pool_id: Name, body: WithReason, call: Operator) -> Response:
+async def undrain(lease_pool_id: Name, body: Body[LeasePoolReason], call: Operator) -> Answer[DrainedLeasePool]:
     """Undrain a lease pool: it grants again."""
     return await drained(call, lease_pool_id, Act(action=Action.UNDRAIN, by=call.name, reason=body.reason))
 
 
-async def drained(call: Operator, lease_pool_id: str, act: Act) -> Response:
+async def drained(call: Operator, lease_pool_id: str, act: Act) -> Answer[DrainedLeasePool]:
     async with call.database.acquire() as db, db.transaction():
         pool, _ = await lock(db, lease_pool_id)
         await apply.drain(db, pool, act)
     call.runtime.wake()
-    return answered({"id": lease_pool_id, "drained": act.action is Action.DRAIN, "held": pool.held_units})
+    is_drained = act.action is Action.DRAIN
+    return Answer(DrainedLeasePool(id=lease_pool_id, drained=is_drained, held=pool.held_units))
 
 
 @router.put("/lease-pools/{lease_pool_id:id}/units")
-async def report_units(lease_pool_id: Name, body: Reported, call: Operator) -> Response:
+async def report_units(lease_pool_id: Name, body: Body[ReportUnits], call: Operator) -> Answer[ReportedUnits]:
     """Report the units that a derived limit follows. After `ttl_seconds` the last value holds, with an alert."""
     async with call.database.acquire() as db, db.transaction():
         pool, now = await lock(db, lease_pool_id)
@@ -172,17 +194,17 @@ async def report_units(lease_pool_id: Name, body: Reported, call: Operator) -> R
         until = now + timedelta(seconds=body.ttl_seconds)
         await live.report_units(db, lease_pool_id, body.units, until)
     call.runtime.wake()
-    return answered({"id": lease_pool_id, "units": body.units, "valid_until": until})
+    return Answer(ReportedUnits(id=lease_pool_id, units=body.units, valid_until=until))
 
 
 @router.post("/lease-pools/{lease_pool_id:id}/unleased")
-async def charge_unleased(lease_pool_id: Name, body: Starts, call: Caller) -> Response:
+async def charge_unleased(lease_pool_id: Name, body: ReportBody[UnleasedStarts], call: Caller) -> Answer[ChargedStarts]:
     """Count operations that were started without a lease until their hold ends, one lease for each in their order. A
     repeated call changes nothing; the leases in the answer may be released like any other. A request that waits does
     so no longer, and one that was granted meanwhile has that lease. A lost lease has the request id `lost-LEASE_ID`: it
     counts as before if it was renewed after all. A start time in the future counts as now, since the operation would
     otherwise never count. Units beyond `unleased_max` of the token do not count, and let its tenant wait."""
-    starts = [unleased.Start(**start.model_dump()) for start in body.starts]
+    starts = [unleased.Start(**(asdict(start) | {"cause": ledger.UnleasedBy(start.cause)})) for start in body.starts]
     async with call.admissions.transaction(call.database) as admission:
         await admission.lock([lease_pool_id])
         pool = admission.pools.get(lease_pool_id)
@@ -195,7 +217,7 @@ async def charge_unleased(lease_pool_id: Name, body: Starts, call: Caller) -> Re
             raise problem(charged)
     found, number = charged
     items = [shown.lease(lease, admission.now, pool.ttl_seconds) for lease in found]
-    return answered({"charged": number, "items": items})
+    return Answer(ChargedStarts(charged=number, items=items))
 
 
 @router.get("/lease-pools/{lease_pool_id:id}/history", dependencies=[READ])
@@ -205,13 +227,13 @@ async def get_history(
     since: Moment | None = None,
     limit: pages.Limit = 100,
     cursor: pages.Cursor = None,
-) -> Response:
+) -> Answer[Page[LeaseDecision]]:
     """List the decisions about a lease pool with actor and reason, newest first."""
     if await answers.pool(database, lease_pool_id) is None:
         raise problem(unknown_lease_pool(lease_pool_id))
     (after,) = pages.after(cursor, NEWEST)
     rows = await history.of_pool(database, lease_pool_id, since=since, after=after, limit=limit + 1)
-    return pages.page(rows, limit, lambda row: Newest(row[0]), lambda row: shown.entry(row[1]))
+    return pages.page(rows, limit, lambda row: Newest(row[0]), lambda row: shown.decision(row[1]))
 
 
 @router.get("/lease-pools/{lease_pool_id:id}/report", dependencies=[READ])
@@ -221,7 +243,7 @@ async def get_report(
     since_seconds: Annotated[float, Query(gt=0, le=31_536_000)] = 86_400.0,
     limit: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
     hold_seconds: Annotated[float | None, Query(gt=0, le=31_536_000)] = None,
-) -> Response:
+) -> Answer[LeasePoolReport]:
     """Report on past concurrency, throttling and phases, compared with a limit and a hold [default: the pool's]."""
     found = await answers.pool(database, lease_pool_id)
     if found is None:
@@ -240,9 +262,7 @@ async def get_report(
         hold_seconds=replayed.hold_seconds,
         pacing=lambda operation: pacing_of(replayed, operation, replayed.limit_units),
     )
-    return answered(
-        {"id": lease_pool_id, "mode": pool.policy.mode, "limit": pool.limit_units} | shown.flat(found_report)
-    )
+    return Answer(shown.report(pool, found_report))
 
 
 async def lock(db: Connection, lease_pool_id: str) -> tuple[ledger.LeasePool, datetime]:
@@ -254,9 +274,15 @@ async def lock(db: Connection, lease_pool_id: str) -> tuple[ledger.LeasePool, da
     return locked[0], await pools.clock(db)
 
 
-def changed(pool: Declared, body: TermsChange) -> Declared:
+def changed_terms(body: ChangeLeasePool) -> dict[str, Any]:
+    """The given terms, named as in a declaration; those of `operation` as of the pool."""
+    given: dict[str, Any] = msgspec.to_builtins(body)  # leaves out what was not given
+    return {name: value for name, value in given.items() if name not in NO_TERMS}
+
+
+def changed(pool: Declared, body: ChangeLeasePool) -> Declared:
     """The pool with some terms changed. Raises a Problem 422 for terms that could not be declared."""
-    known, given = declaration.shown_terms(pool), body.terms()
+    known, given = declaration.shown_terms(pool), changed_terms(body)
     if body.operation is not None:
         operation = known["operations"].get(body.operation, {}) | {"pacing": given.pop("pacing")}
         given["operations"] = known["operations"] | {body.operation: operation}

@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import Depends, Request
+from msgspec.structs import asdict
 
 from slipway_api.events.lease import (
     LeaseCancelRequested,
@@ -16,14 +17,34 @@ from slipway_api.events.lease import (
     LeaseRequested,
     ReplacedLease,
 )
+from slipway_api.http import lease_broker as api
+from slipway_api.http.lease_broker import (
+    UNITS_MAX,
+    AcquireLease,
+    BindLease,
+    BoundToken,
+    CancelledRequest,
+    ConfirmLease,
+    LeaseDecision,
+    LeaseRequest,
+    LeaseRequestStatus,
+    QueuedRequest,
+    ReleasedLease,
+    ReleaseLease,
+    RenewLease,
+)
+from slipway_api.http.pages import Items, Page
 from slipway_common.base.ids import hash_secret, new_lease_token
 from slipway_common.database.postgres import Database
 from slipway_common.observability.telemetry import current_trace, logger
 from slipway_common.web import pages
+from slipway_common.web.answers import Accepted, Answer
+from slipway_common.web.bodies import Body, Report
+from slipway_common.web.router import Router
 from slipway_common.web.runtime import database
 from slipway_common.web.text import Name
-from slipway_lease_broker.domain.commands import UNITS_MAX
-from slipway_lease_broker.domain.exchange import Answer, Submission
+from slipway_lease_broker.domain import exchange
+from slipway_lease_broker.domain.exchange import Submission
 from slipway_lease_broker.domain.holders import active, is_holder, token_holder, with_token
 from slipway_lease_broker.domain.ledger import Lease
 from slipway_lease_broker.domain.ownership import denied
@@ -40,14 +61,12 @@ from slipway_lease_broker.domain.refusals import (
 )
 from slipway_lease_broker.grant_waiters import Woken
 from slipway_lease_broker.http import shown
-from slipway_lease_broker.http.bodies import Acquire, Bind, Prolong, Release, Renew
 from slipway_lease_broker.http.call import Call
 from slipway_lease_broker.http.callers import READ_OR_HOLD, Caller, HolderOrCaller, Reader, other_lease
 from slipway_lease_broker.http.refusals import problem, refused
-from slipway_lease_broker.http.shown import answered
 from slipway_lease_broker.store import answers, history, leases, pools
 
-router = APIRouter()
+router = Router()
 DatabaseDep = Annotated[Database, Depends(database)]
 LOG = logger(__name__)
 UNNAMED: Final[set[str]] = set()  # callers whose processes give no names
@@ -58,7 +77,9 @@ HeldLeaseCommand = LeaseConfirmRequested | LeaseRenewRequested
 @router.post(
     "/lease-pools/{lease_pool_id:id}/leases", responses={202: {"description": "The request waits in the queue."}}
 )
-async def acquire(request: Request, lease_pool_id: Name, body: Acquire, call: HolderOrCaller) -> Response:
+async def acquire(
+    request: Request, lease_pool_id: Name, body: Body[AcquireLease], call: HolderOrCaller
+) -> Answer[api.Lease] | Accepted[QueuedRequest]:
     """Acquire a lease, or get a place in the queue after `wait_seconds`. A request id never gets a second lease: repeat
     the request with the same id after a lost answer, and to go on waiting."""
     if (bound := call.bound) is not None and (body.request_id != bound.lease.request_id or body.replaces is not None):
@@ -86,7 +107,7 @@ async def acquire(request: Request, lease_pool_id: Name, body: Acquire, call: Ho
         answer = await submit_again(call, submission)  # granted in the meantime
     assert answer.lease is not None
     call.known_leases.remember(answer.lease.id, lease_pool_id)
-    return answered(shown.lease(answer.lease, answer.now, answer.pool.ttl_seconds))
+    return Answer(shown.lease(answer.lease, answer.now, answer.pool.ttl_seconds))
 
 
 def notice_unnamed(caller: str) -> None:
@@ -96,7 +117,7 @@ def notice_unnamed(caller: str) -> None:
         LOG.info("requests without holder: two processes with one request id share a lease unnoticed", caller=caller)
 
 
-async def submit(call: Call, submission: Submission) -> Answer:
+async def submit(call: Call, submission: Submission) -> exchange.Answer:
     """Submit a command to the group commit. Raises the Problem of a refusal."""
     outcome = await call.group_commit.submit(call.database, submission)
     if isinstance(outcome, Refusal):
@@ -104,12 +125,12 @@ async def submit(call: Call, submission: Submission) -> Answer:
     return outcome
 
 
-async def submit_again(call: Call, submission: Submission) -> Answer:
+async def submit_again(call: Call, submission: Submission) -> exchange.Answer:
     """Submit a request again that has probably been granted in the meantime, without waiting."""
     return await submit(call, msgspec.structs.replace(submission, woken=None))
 
 
-def granted(answer: Answer, lease: Lease) -> Answer:
+def granted(answer: exchange.Answer, lease: Lease) -> exchange.Answer:
     """Answer to a waiting caller that has just been granted `lease`."""
     return msgspec.structs.replace(answer, lease=lease, now=lease.granted_at)
 
@@ -131,7 +152,7 @@ async def disconnected(request: Request) -> None:
         pass
 
 
-def wanted(lease_pool_id: str, body: Acquire, tenant: str) -> LeaseRequested:
+def wanted(lease_pool_id: str, body: AcquireLease, tenant: str) -> LeaseRequested:
     group, replaces = body.group, body.replaces
     return LeaseRequested(
         lease_pool_id=lease_pool_id,
@@ -142,14 +163,14 @@ def wanted(lease_pool_id: str, body: Acquire, tenant: str) -> LeaseRequested:
         priority=body.priority,
         whole=True,
         hold_seconds=body.hold_seconds,
-        group=LeaseGroup(**group.model_dump()) if group is not None else None,
-        replaces=ReplacedLease(**replaces.model_dump()) if replaces is not None else None,
+        group=LeaseGroup(**asdict(group)) if group is not None else None,
+        replaces=ReplacedLease(**asdict(replaces)) if replaces is not None else None,
     )
 
 
 @router.post("/leases/{lease_id:id}/renew")
 @router.post("/leases/{lease_id:id}/heartbeat")
-async def renew(lease_id: Name, body: Renew, call: HolderOrCaller) -> Response:
+async def renew(lease_id: Name, body: Report[RenewLease], call: HolderOrCaller) -> Answer[api.Lease]:
     """Renew a lease for its ttl. 410: the lease has ended, for the given reason; stop the work that it covers."""
     pool_id = await writable(call, lease_id)
     command = LeaseRenewRequested(
@@ -157,21 +178,21 @@ async def renew(lease_id: Name, body: Renew, call: HolderOrCaller) -> Response:
     )
     answer = await of_lease(call, command)
     assert answer.lease is not None
-    return answered(shown.lease(answer.lease, answer.now, answer.pool.ttl_seconds))
+    return Answer(shown.lease(answer.lease, answer.now, answer.pool.ttl_seconds))
 
 
 @router.post("/leases/{lease_id:id}/confirm")
-async def confirm(lease_id: Name, body: Prolong, call: Caller) -> Response:
+async def confirm(lease_id: Name, body: Report[ConfirmLease], call: Caller) -> Answer[api.Lease]:
     """Confirm the use of a lease that was acquired with `confirm: false`, or granted while no caller waited."""
     pool_id = await writable(call, lease_id)
     command = LeaseConfirmRequested(lease_pool_id=pool_id, lease_id=lease_id, fencing_token=body.fencing_token)
     answer = await of_lease(call, command)
     assert answer.lease is not None
-    return answered(shown.lease(answer.lease, answer.now, answer.pool.ttl_seconds))
+    return Answer(shown.lease(answer.lease, answer.now, answer.pool.ttl_seconds))
 
 
 @router.post("/leases/{lease_id:id}/release")
-async def release(lease_id: Name, body: Release, call: HolderOrCaller) -> Response:
+async def release(lease_id: Name, body: Report[ReleaseLease], call: HolderOrCaller) -> Answer[ReleasedLease]:
     """Release a lease, or some of its units. A repeated release changes nothing, except with `units`: use `remaining`
     where an answer may be lost."""
     pool_id = await writable(call, lease_id)
@@ -189,11 +210,11 @@ async def release(lease_id: Name, body: Release, call: HolderOrCaller) -> Respon
     answer = await submit(call, Submission(command=command, sender=sender, remaining=body.remaining))
     assert answer.lease is not None
     units = answer.lease.units if answer.lease.live else 0
-    return answered({"lease_id": lease_id, "released_units": answer.released_units, "remaining": units})
+    return Answer(ReleasedLease(lease_id=lease_id, released_units=answer.released_units, remaining=units))
 
 
 @router.post("/leases/{lease_id:id}/token")
-async def create_token(lease_id: Name, body: Bind, call: Caller) -> Response:
+async def create_token(lease_id: Name, body: Body[BindLease], call: Caller) -> Answer[BoundToken]:
     """Create a token for the command that runs under a live lease: it renews and releases this lease, repeats its
     request, and ends with the lease. Another call for the same holder replaces it. It is shown only here."""
     pool_id = await writable(call, lease_id)
@@ -210,7 +231,7 @@ async def create_token(lease_id: Name, body: Bind, call: Caller) -> Response:
         if (name := token_holder(lease, body.holder)) is None:
             raise problem(holder_unknown(lease, active(lease)))
         await leases.save(admission.tx, [with_token(lease, name, hash_secret(token))])
-    return answered({"token": token})
+    return Answer(BoundToken(token=token))
 
 
 async def writable(call: Call, lease_id: str) -> str:
@@ -222,7 +243,7 @@ async def writable(call: Call, lease_id: str) -> str:
     return pool_id
 
 
-async def of_lease(call: Call, command: HeldLeaseCommand) -> Answer:
+async def of_lease(call: Call, command: HeldLeaseCommand) -> exchange.Answer:
     return await submit(call, Submission(command=command, sender=call.sender()))
 
 
@@ -235,7 +256,7 @@ async def list_leases(
     mine: bool = False,
     limit: pages.Limit = 100,
     cursor: pages.Cursor = None,
-) -> Response:
+) -> Answer[Page[api.Lease]]:
     """List leases that count against a limit, of all pools or one, and of all tenants or one: by pool, oldest first.
     With `mine` only those acquired with the caller's token; those of others need the scope read, or the one to hold
     leases of the pool."""
@@ -247,24 +268,24 @@ async def list_leases(
     after = pages.after(cursor, answers.FIRST_HELD)
     rows = await answers.held(database, pool, tenant, owner, after=after, limit=limit + 1)
     listed = await shown_leases(database, rows)
-    return pages.page(listed, limit, lambda row: answers.HeldPlace(row["lease_pool_id"], row["fencing_token"]))
+    return pages.page(listed, limit, lambda row: answers.HeldPlace(row.lease_pool_id, row.fencing_token))
 
 
 @router.get("/leases/{lease_id:id}")
-async def get_lease(reader: Reader, database: DatabaseDep, lease_id: Name) -> Response:
+async def get_lease(reader: Reader, database: DatabaseDep, lease_id: Name) -> Answer[api.Lease]:
     """Get a lease, also after its end."""
     (body,) = await shown_leases(database, [await readable(database, lease_id, reader)])
-    return answered(body)
+    return Answer(body)
 
 
 @router.get("/leases/{lease_id:id}/history")
-async def get_lease_history(reader: Reader, database: DatabaseDep, lease_id: Name) -> Response:
+async def get_lease_history(reader: Reader, database: DatabaseDep, lease_id: Name) -> Answer[Items[LeaseDecision]]:
     """List the decisions about a lease with their reasons, oldest first."""
     await readable(database, lease_id, reader)
-    return answered({"items": [shown.entry(row) for row in await history.of_lease(database, lease_id)]})
+    return Answer(Items(items=[shown.decision(row) for row in await history.of_lease(database, lease_id)]))
 
 
-async def shown_leases(database: Database, rows: Sequence[Lease]) -> list[dict[str, Any]]:
+async def shown_leases(database: Database, rows: Sequence[Lease]) -> list[api.Lease]:
     """Bodies of leases of any pools, as of now."""
     now = await pools.clock(database)
     named = await pools.named(database, {row.lease_pool_id for row in rows})
@@ -288,7 +309,7 @@ async def list_requests(
     tenant: Name | None = None,
     limit: pages.Limit = 100,
     cursor: pages.Cursor = None,
-) -> Response:
+) -> Answer[Page[LeaseRequest]]:
     """List waiting requests: higher priorities first, then the longest wait."""
     if await answers.pool(database, lease_pool_id) is None:
         raise problem(unknown_lease_pool(lease_pool_id))
@@ -298,7 +319,7 @@ async def list_requests(
 
 
 @router.get("/lease-pools/{lease_pool_id:id}/requests/{request_id:id}", dependencies=[READ_OR_HOLD])
-async def get_request(database: DatabaseDep, lease_pool_id: Name, request_id: Name) -> Response:
+async def get_request(database: DatabaseDep, lease_pool_id: Name, request_id: Name) -> Answer[LeaseRequestStatus]:
     """Get a request with its position while it waits, and its leases once granted."""
     position = await answers.queue_position(database, lease_pool_id, request_id)
     if position is None:
@@ -306,23 +327,23 @@ async def get_request(database: DatabaseDep, lease_pool_id: Name, request_id: Na
             raise problem(unknown_lease_pool(lease_pool_id))
         raise problem(unknown_request(lease_pool_id, request_id))
     granted = await answers.of_requests(database, lease_pool_id, [request_id])
-    body: dict[str, Any] = shown.request(position.request)
-    if position.request.waiting_units:
-        body |= msgspec.to_builtins(queue_status(position))
-    elif not granted:
-        body["state"] = "cancelled"
-    ttl_seconds = position.pool.ttl_seconds
-    return answered(body | {"leases": [shown.lease(row, position.now, ttl_seconds) for row in granted]})
+    status = queue_status(position) if position.request.waiting_units else None
+    leases_ = [shown.lease(row, position.now, position.pool.ttl_seconds) for row in granted]
+    return Answer(shown.request_status(position.request, status, leases_))
 
 
 @router.delete("/lease-pools/{lease_pool_id:id}/requests/{request_id:id}")
-async def cancel(lease_pool_id: Name, request_id: Name, call: Caller, holder: Name | None = None) -> Response:
+async def cancel(
+    lease_pool_id: Name, request_id: Name, call: Caller, holder: Name | None = None
+) -> Answer[CancelledRequest]:
     """Cancel a request; units granted in the meantime are released. A repeated call changes nothing. With the `holder`
     of the request neither the wait nor the lease of another process ends."""
     command = LeaseCancelRequested(
         lease_pool_id=lease_pool_id, request_id=request_id, units=UNITS_MAX, reason="cancelled"
     )
     answer = await submit(call, Submission(command=command, sender=call.sender(holder or "")))
-    return answered(
-        {"request_id": request_id, "cancelled_units": answer.cancelled_units, "released_units": answer.released_units}
+    return Answer(
+        CancelledRequest(
+            request_id=request_id, cancelled_units=answer.cancelled_units, released_units=answer.released_units
+        )
     )

@@ -1,20 +1,23 @@
 """HTTP routes of slots: listing, and declaration of slots with their lease pools."""
 
 from collections import Counter
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Request
-from pydantic import Field
+from fastapi import Depends, Request
 
+from slipway_api.http.lease_pools import DeclaredSlots, DeclareSlots, NamedSlot, SlotsChange
+from slipway_api.http.pages import Items
 from slipway_common.base.audited import AuditedKind
 from slipway_common.database import audit
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.declaration.fields import Id
 from slipway_common.declaration.models import LeasePool
 from slipway_common.web.access import READ, Needs
+from slipway_common.web.answers import Answer
+from slipway_common.web.bodies import Body
 from slipway_common.web.declaring import changed_meanwhile
 from slipway_common.web.problem import Problem
+from slipway_common.web.router import Router
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name
 from slipway_lease_broker.apply import Act, Action, ChangedMeanwhile, record, repeated
@@ -23,48 +26,31 @@ from slipway_lease_broker.domain import slots as rules
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.refusals import unknown_lease_pool
 from slipway_lease_broker.domain.slots import Listed, SlotChange
-from slipway_lease_broker.http.bodies import Body, Seconds
 from slipway_lease_broker.http.declared import terms
 from slipway_lease_broker.http.refusals import problem
 from slipway_lease_broker.store import answers, pools, slots
 
-router = APIRouter()
+router = Router()
 DatabaseDep = Annotated[Database, Depends(database)]
-SlotName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
-
-
-class ListedPool(Body):
-    """The slots of one lease pool."""
-
-    lease_pool: Id
-    state: Name = Field(rules.FREE, description="Initial state of new slots.")
-    names: Annotated[list[SlotName], Field(max_length=10_000)]
-
-
-class Slots(Body):
-    """Slots by lease pool. Missing lease pools are declared with these terms, without pacing."""
-
-    slots: Annotated[list[ListedPool], Field(max_length=1_000)]
-    hold_seconds: Seconds = 86_400.0
-    ttl_seconds: Seconds = 1_800.0
 
 
 @router.get("/slots", dependencies=[READ])
-async def get_slots(database: DatabaseDep, pool: Name) -> dict[str, Any]:
+async def get_slots(database: DatabaseDep, pool: Name) -> Answer[Items[NamedSlot]]:
     """List the named slots of a lease pool. A slot whose lease has just ended may be shown as before."""
     if await answers.pool(database, pool) is None:
         raise problem(unknown_lease_pool(pool))
-    return {"items": [msgspec.to_builtins(slot) for slot in await slots.listed(database, pool)]}
+    found = await slots.listed(database, pool)
+    return Answer(Items(items=[NamedSlot(**msgspec.structs.asdict(slot)) for slot in found]))
 
 
 @router.put("/slots")
 async def put_slots(
     request: Request,
-    body: Slots,
+    body: Body[DeclareSlots],
     caller: Annotated[str, Depends(Needs("lease-pools:write"))],
     database: DatabaseDep,
     dry_run: bool = False,
-) -> dict[str, Any]:
+) -> Answer[DeclaredSlots]:
     """Replace the slots of the listed lease pools, all or nothing; other pools stay as they are. An owned slot that is
     not listed is `kept`, and removed when its owner releases it, unless a later list names it. Declaring the same list
     again changes nothing."""
@@ -94,7 +80,7 @@ async def put_slots(
         raise changed_meanwhile() from error
     if not dry_run:
         wake(request)
-    return {"dry_run": dry_run, "items": [shown(change) for change in changes]}
+    return Answer(DeclaredSlots(dry_run=dry_run, items=[shown(change) for change in changes]))
 
 
 async def _check_places(tx: Connection, wanted: list[Listed]) -> None:
@@ -112,7 +98,9 @@ async def _check_places(tx: Connection, wanted: list[Listed]) -> None:
         )
 
 
-async def _apply(tx: Connection, body: Slots, listed: Listed, before: Declared | None, caller: str) -> SlotChange:
+async def _apply(
+    tx: Connection, body: DeclareSlots, listed: Listed, before: Declared | None, caller: str
+) -> SlotChange:
     current = await slots.listed(tx, listed.lease_pool_id)
     change = rules.compare(listed, current, await pools.clock(tx))
     in_use = before is not None and not before.archived
@@ -133,7 +121,7 @@ async def _apply(tx: Connection, body: Slots, listed: Listed, before: Declared |
     return change
 
 
-def _declared(body: Slots, pool_id: str, before: Declared | None, limit: int) -> Declared:
+def _declared(body: DeclareSlots, pool_id: str, before: Declared | None, limit: int) -> Declared:
     """The terms of an existing pool, or those of the list, with this limit."""
     if before is not None:
         return msgspec.structs.replace(before, limit_units=limit, archived=False)
@@ -161,13 +149,13 @@ def _check_duplicates(wanted: list[Listed]) -> None:
             raise Problem(422, "duplicate-id", f"{noun} listed twice", ", ".join(twice[:100]), ids=twice[:100])
 
 
-def shown(change: SlotChange) -> dict[str, Any]:
-    return {
-        "id": change.lease_pool_id,
-        "result": change.result,
-        "limit": change.limit_units,
-        "added": [slot.name for slot in change.added],
-        "removed": list(change.removed),
-        "kept": [slot.name for slot in change.kept],
-        "restored": [slot.name for slot in change.restored],
-    }
+def shown(change: SlotChange) -> SlotsChange:
+    return SlotsChange(
+        id=change.lease_pool_id,
+        result=change.result,
+        limit=change.limit_units,
+        added=[slot.name for slot in change.added],
+        removed=list(change.removed),
+        kept=[slot.name for slot in change.kept],
+        restored=[slot.name for slot in change.restored],
+    )
