@@ -195,7 +195,8 @@ async def _crowd(system: System, client: KafkaClient, seconds: float) -> Sizes:
 
 def _sized(what: str, numbers: tuple[int, ...], found: dict[str, list[tuple[float, float]]]) -> Sizes:
     rates, costs = (tuple(spread([one[n] for one in found[f"{what}-{number}"]]) for number in numbers) for n in (0, 1))
-    ratio = round(rates[-1].median / rates[0].median, 2)
+    # Rounds of a fraction of a second may see no lease on a busy computer: then the claim is false, and no error.
+    ratio = round(rates[-1].median / rates[0].median, 2) if rates[0].median else 0.0
     return Sizes(numbers=numbers, pairs_per_second=rates, cpu_ms_per_pair=costs, ratio=ratio)
 
 
