@@ -56,6 +56,7 @@ def test_commands() -> None:
     assert celery == ["env", f"PYTHONPATH={HOOKS}:/mine", "celery", "-A", "a", "worker", *CELERY]
     rq = prepared(Preset.RQ, ["rq", "worker"], "")
     assert rq == ["env", f"PYTHONPATH={HOOKS}", "rq", "worker", "--worker-class=slipway_rq.ReportingWorker"]
+    assert [preset for preset in Preset if preset.leader_alone] == [Preset.CELERY]
 
 
 def test_hooks_need_nothing_of_ours() -> None:
@@ -84,6 +85,22 @@ t.apply(args=[True], task_id="b")
         ("claimed", "b"),
         ("idle", "b"),
     ]
+
+
+@pytest.mark.parametrize(("broker", "is_disabled"), [("redis://127.0.0.1:1", True), ("amqp://127.0.0.1:1", False)])
+def test_celery_fetches_no_task_ahead(wrap: Wrap, broker: str, *, is_disabled: bool) -> None:
+    """Where its transport can leave it in the queue; elsewhere it would only warn."""
+    program = f"""
+import celery, slipway_celery
+from celery.signals import worker_init
+app = celery.Celery(broker="{broker}")
+class Worker: pass
+Worker.app = app
+worker_init.send(sender=Worker)
+print(app.conf.worker_disable_prefetch)
+"""
+    done = run(program, wrap)
+    assert done.stdout.strip() == str(is_disabled), done.stderr
 
 
 def test_rq_reports_each_job(wrap: Wrap) -> None:

@@ -42,6 +42,17 @@ async def test_no_foreign_group_is_killed(tmp_path: Path, monkeypatch: pytest.Mo
     assert kills == [True]
 
 
+async def test_a_signal_for_the_leader_alone(tmp_path: Path) -> None:
+    """The children of a command go on, unlike with one for its group."""
+    child = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; touch {tmp_path}/went-on"
+    leader = f"trap 'touch {tmp_path}/go; wait; exit 5' TERM; ({child}) & echo > {tmp_path}/ready; wait"
+    group = Group.start(["sh", "-c", leader], os.environ)
+    await until(lambda: (tmp_path / "ready").exists(), "it has its trap")
+    group.send(signal.SIGTERM, leader_alone=True)
+    assert await group.end() == 5
+    assert (tmp_path / "went-on").exists()
+
+
 async def test_an_end_is_noticed_without_pidfds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS. The rest of the group is killed there, too."""
     monkeypatch.delattr(os, "pidfd_open")

@@ -114,7 +114,8 @@ def wrap_agent(
 
     signum = signal.Signals[f"SIG{drain_signal}"]
     agent = prepared(preset, command, os.environ.get("PYTHONPATH", ""))
-    raise typer.Exit(_exit_code(wrap(_user_data(user_data), os.environ, agent, signum)))
+    wrapping = wrap(_user_data(user_data), os.environ, agent, signum, leader_alone=preset.leader_alone)
+    raise typer.Exit(_exit_code(wrapping))
 
 
 def _user_data(where: str) -> "UserData":

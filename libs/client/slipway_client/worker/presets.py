@@ -20,6 +20,12 @@ class Preset(StrEnum):
     RQ = "rq"
     GENERIC = "generic"
 
+    @property
+    def leader_alone(self) -> bool:
+        """True if signals are for the agent's first process alone: a process of Celery's pool ends its task at SIGTERM,
+        and that of RQ has a group of its own."""
+        return self is Preset.CELERY
+
 
 def prepared(preset: Preset, command: Sequence[str], python_path: str) -> list[str]:
     """The command of an agent with its hooks. `python_path`: PYTHONPATH of this process.

@@ -41,11 +41,17 @@ class HookCall(msgspec.Struct, frozen=True):
 
 
 async def wrap(
-    user_data: UserData, environment: Mapping[str, str], command: Sequence[str], drain_signal: signal.Signals
+    user_data: UserData,
+    environment: Mapping[str, str],
+    command: Sequence[str],
+    drain_signal: signal.Signals,
+    *,
+    leader_alone: bool = False,
 ) -> int:
-    """Run the agent until it exits; returns the exit code. Raises NoIdentity."""
+    """Run the agent until it exits; returns the exit code. `leader_alone`: its own children get no signals that ask it
+    to leave. Raises NoIdentity."""
     rng = Random()  # noqa: S311 (spreads repetitions)
-    wrapping = _Wrapping(user_data, await this_machine(environment, rng), command, drain_signal, rng)
+    wrapping = _Wrapping(user_data, await this_machine(environment, rng), command, drain_signal, leader_alone, rng)
     wrapping.catch_signals()
     # mkdtemp makes directories that only their owner can enter.
     with tempfile.TemporaryDirectory(prefix="slipway-worker-", ignore_cleanup_errors=True) as folder:
@@ -59,6 +65,7 @@ class _Wrapping:
         machine: Machine,
         command: Sequence[str],
         drain_signal: signal.Signals,
+        leader_alone: bool,
         rng: Random,
     ) -> None:
         self.state = Wrapped(worker=Worker(settings=user_data.settings))
@@ -69,6 +76,7 @@ class _Wrapping:
         self._source = user_data.task_source
         self._command = command
         self._drain_signal = drain_signal
+        self._leader_alone = leader_alone
         self._group: Group | None = None
         self._exit: asyncio.Task[None] | None = None
 
@@ -100,8 +108,7 @@ class _Wrapping:
         self._change(agent.worker_changed(self.state, worker, monotonic_seconds()))
 
     def _forward(self, signum: signal.Signals) -> None:
-        if self._group is not None:
-            self._group.send(signum)
+        self._signal(signum, leader_alone=self._leader_alone)
         self._change(agent.forwarded(self.state, signum, monotonic_seconds()))
 
     async def _work(self, path: Path) -> int:
@@ -113,7 +120,7 @@ class _Wrapping:
                 case StartAgent():
                     await self._start(path)
                 case Drain():
-                    self._signal(self._drain_signal)
+                    self._signal(self._drain_signal, leader_alone=self._leader_alone)
                     self._change(agent.drained(self.state, now))
                 case Kill():
                     log(f"the agent did not exit within {self.state.worker.settings.stop_seconds:g} s; killing it")
@@ -144,9 +151,9 @@ class _Wrapping:
         log(f"the agent exited: {describe_exit(code)}")
         self._change(agent.exited(self.state, code, describe_exit(code), monotonic_seconds()))
 
-    def _signal(self, signum: signal.Signals) -> None:
+    def _signal(self, signum: signal.Signals, *, leader_alone: bool = False) -> None:
         if self._group is not None:
-            self._group.send(signum)
+            self._group.send(signum, leader_alone=leader_alone)
 
     # Hooks
 

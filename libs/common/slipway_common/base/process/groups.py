@@ -84,14 +84,15 @@ class Group:
         code = self._process.wait()
         return 128 - code if code < 0 else code
 
-    def send(self, signum: signal.Signals) -> None:
-        """Send a signal to the command, to its whole group if it leads one, unless it has exited."""
+    def send(self, signum: signal.Signals, *, leader_alone: bool = False) -> None:
+        """Send a signal to the command, to its whole group if it leads one, unless it has exited. `leader_alone`: not
+        to the group."""
         if self._process.returncode is None:
-            self._send(signum)
+            self._send(signum, leader_alone=leader_alone)
 
-    def _send(self, signum: signal.Signals) -> None:
+    def _send(self, signum: signal.Signals, *, leader_alone: bool = False) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it may run as another user now
-            (os.killpg if self._leads else os.kill)(self._process.pid, signum)
+            (os.killpg if self._leads and not leader_alone else os.kill)(self._process.pid, signum)
 
 
 async def output(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
