@@ -3,13 +3,15 @@
 Proxies are those of the environment (HTTPS_PROXY, NO_PROXY).
 """
 
+import asyncio
 import ssl
 from collections.abc import Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import httpx2
 import msgspec
@@ -19,6 +21,7 @@ from slipway_monitor.domain.counts import Unreadable
 from slipway_monitor.sources.port import SourceSettings, secret
 
 LIMITS: Final = httpx2.Limits(max_connections=200, max_keepalive_connections=50)
+NO_COOKIES: Final = DefaultCookiePolicy(allowed_domains=())
 ANSWER_BYTES_MAX: Final = 10_000_000
 
 
@@ -38,12 +41,41 @@ def _context(ca_file: Path | None) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=ca_file)
 
 
+class SharedClient:
+    """A client that sources of one CA share, in an event loop: each would take tens of kilobytes, and connect anew for
+    each read. It is closed with the last of them, and keeps no cookies, which one source could send for another."""
+
+    _open: ClassVar[dict[tuple[asyncio.AbstractEventLoop, bool, Path | None], "SharedClient"]] = {}
+
+    def __init__(self, key: tuple[asyncio.AbstractEventLoop, bool, Path | None]) -> None:
+        _, is_https, ca_file = key
+        self._key = key
+        self._users = 0
+        context = _context(ca_file) if is_https else False
+        self.http = httpx2.AsyncClient(verify=context, limits=LIMITS, cookies=CookieJar(NO_COOKIES))
+
+    @classmethod
+    def acquire(cls, *, is_https: bool, ca_file: Path | None) -> "SharedClient":
+        """The client for one more source."""
+        key = asyncio.get_running_loop(), is_https, ca_file
+        shared = cls._open.get(key) or cls._open.setdefault(key, cls(key))
+        shared._users += 1
+        return shared
+
+    async def release(self) -> None:
+        """Give it up for one source."""
+        self._users -= 1
+        if not self._users:
+            del self._open[self._key]
+            await self.http.aclose()
+
+
 class Web:
     """Requests of one source for JSON. An answer with an ETag is asked for again with it."""
 
     def __init__(self, settings: WebSettings) -> None:
         self._settings = settings
-        self._client: httpx2.AsyncClient | None = None
+        self._client: SharedClient | None = None
         self._answers: dict[str, tuple[str, Any]] = {}
 
     async def get(
@@ -60,9 +92,11 @@ class Web:
             headers["If-None-Match"] = etag
         try:
             if self._client is None:
-                context = _context(settings.ca_file) if settings.url.startswith("https:") else False
-                self._client = httpx2.AsyncClient(verify=context, limits=LIMITS, timeout=settings.timeout_seconds)
-            answer = await self._client.get(url, params=params, headers=headers, auth=auth)
+                is_https = settings.url.startswith("https:")
+                self._client = SharedClient.acquire(is_https=is_https, ca_file=settings.ca_file)
+            answer = await self._client.http.get(
+                url, params=params, headers=headers, auth=auth, timeout=settings.timeout_seconds
+            )
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
             raise Unreadable(f"not reached: {str(error) or type(error).__name__}") from None
         if answer.status_code == 304 and etag:
@@ -81,7 +115,8 @@ class Web:
 
     async def close(self) -> None:
         if self._client is not None:
-            await self._client.aclose()
+            client, self._client = self._client, None
+            await client.release()
 
 
 def retry_after(text: str) -> float:
