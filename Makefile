@@ -91,9 +91,9 @@ lock: $(READY) ## Resolve requirements.lock and its parts for the demo, the imag
 	$(COMPILE) $(PART) --output-file requirements.demo.lock $(MEMBERS:%=%/pyproject.toml)
 	$(COMPILE) $(PART) --output-file requirements.services.lock \
 		libs/common/pyproject.toml $(wildcard services/*/pyproject.toml)
-	for extra in aws terraform; do \
-		$(COMPILE) $(PART) $(SHIPPED) --extra $$extra --output-file requirements.$$extra.lock \
-			services/provisioner/pyproject.toml || exit 1; \
+	for extra in provisioner/aws provisioner/terraform monitor/redis; do \
+		$(COMPILE) $(PART) $(SHIPPED) --extra $${extra#*/} --output-file requirements.$${extra#*/}.lock \
+			services/$${extra%/*}/pyproject.toml || exit 1; \
 	done
 	$(COMPILE) $(PART) $(SHIPPED) --output-file requirements.operations.lock libs/client/pyproject.toml
 	$(COMPILE) --group terraform-tests --output-file requirements.terraform-tests.lock
@@ -134,7 +134,7 @@ screen-shot: $(READY) ## `slipway top` in tmux at 80×24, 120×40 and 200×50: c
 	@$(RUN) -m tests.tools.screen_shot
 
 .PHONY: attach
-attach: $(READY) tools ## Workers of two pools that follow a real queue by slipway-monitor, and its server or a monitor away: QUEUE=redis, exec, http or prometheus; SEED=1 KILL=monitor MUTANT=
+attach: $(READY) tools ## Real workers of two pools follow a queue by slipway-monitor, and its server or a monitor goes away: QUEUE=redis|celery|rq|rabbitmq|prometheus|http|exec|sql|kafka_lag|sqs|keda SEED=1 KILL=monitor MUTANT=
 	@$(RUN) -m $(BROKEN) tests.attach
 
 .PHONY: alert-sinks

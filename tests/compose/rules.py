@@ -21,6 +21,7 @@ from slipway_common.messaging.topic_admin import TopicSettings
 from slipway_common.service import VERSION
 from slipway_lease_broker.settings import Settings as LeaseBrokerSettings
 from slipway_local.servers.jars import kafka_version, locked_jars
+from slipway_monitor.settings import Settings as MonitorSettings
 from slipway_provisioner.settings import Settings as ProvisionerSettings
 from slipway_simulator.settings import Settings as SimulatorSettings
 from slipway_weight_calculator.settings import Settings as WeightCalculatorSettings
@@ -32,6 +33,7 @@ PROGRAMS: Final[dict[tuple[str, ...], type[EnvironmentSettings] | TyperGroup | N
     ("slipway-weight-calculator",): WeightCalculatorSettings,
     ("slipway-lease-broker",): LeaseBrokerSettings,
     ("slipway-simulator",): SimulatorSettings,
+    ("slipway-monitor",): MonitorSettings,
     ("python", "-m", "slipway_common.database.migrate"): MigrationSettings,
     ("python", "-m", "slipway_common.messaging.topic_admin"): TopicSettings,
     ("python", "-m", "slipway_client.cli.secret_files"): None,

@@ -35,6 +35,7 @@ LOCKS: Final = (
     "requirements.services.lock",
     "requirements.aws.lock",
     "requirements.terraform.lock",
+    "requirements.redis.lock",
     "requirements.operations.lock",
 )
 EXTRA: Final = {"SERVICE": "provisioner", "PORT": "7301", "EXTRAS": "aws terraform"}

@@ -49,6 +49,7 @@ COPIED: Final = (
     "requirements.aws.lock",
     "requirements.operations.lock",
     "requirements.terraform.lock",
+    "requirements.redis.lock",
     "requirements.terraform-tests.lock",
 )
 LEFT_OUT: Final = shutil.ignore_patterns(".*", "*.egg-info", "*.pyc.*")  # half-written bytecode of a neighbour

@@ -142,6 +142,7 @@ def test_unknown_instructions_are_refused(text: str) -> None:
         ("requirements.aws.lock", False),
         ("requirements.operations.lock", False),
         ("requirements.terraform.lock", False),
+        ("requirements.redis.lock", False),
         ("requirements.terraform-tests.lock", True),
         ("libs/terraform/a/b.py", False),
         ("libs/common/a/b.py", False),
