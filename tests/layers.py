@@ -110,6 +110,7 @@ CORE: Final = {
 }
 """Layers of `make test`."""
 
+QUEUES: Final = ("celery", "rq", "rabbitmq", "prometheus", "http", "exec", "sql", "kafka_lag", "sqs", "keda")
 LONG: Final = {
     "tools": by_pytest(120, *TOOLS),
     "outside": by_pytest(250, *OUTSIDE),
@@ -129,6 +130,7 @@ LONG: Final = {
     "screen-shot": target(60, "screen-shot"),
     "alert-sinks": target(60, "alert-sinks"),
     "attach": target(120, "attach"),
+    **{f"attach-{queue}": target(120, "attach", f"QUEUE={queue}") for queue in QUEUES},
     "changes": target(150, "e2e"),
     "windows": target(90, "e2e-windows"),
     "drill": target(900, "drill"),
@@ -192,6 +194,7 @@ EXEMPT: Final = {
 
 LEASES: Final = ("lease-harm", "leases-model", "square-wave", "fairness", "requirements", "histories")
 PROVIDER: Final = ("services", "systems", "windows", "drill", "growth", "simulate")
+ATTACH: Final = tuple(name for name in LONG if name.startswith("attach"))
 AWS: Final = ("outside", "ec2-check", "ec2-limits", "ec2-spot", "ec2-storm", "ec2-codes")
 TERRAFORM: Final = tuple(name for name in LONG if "terraform" in name)
 AREAS: Final = (
@@ -207,7 +210,7 @@ AREAS: Final = (
         "services/weight-calculator/*",
         ("services", "windows", "simulate", "simulate-weights", "policies", "bench-weights"),
     ),
-    ("services/monitor/*", ("sources", "attach", "services")),
+    ("services/monitor/*", ("sources", *ATTACH, "services")),
     ("services/simulator/*", ("systems", "demo", "drill")),
     ("services/provisioner/slipway_provisioner/providers/aws/*", (*AWS, "bench-ec2", "ec2-scale")),
     ("services/provisioner/slipway_provisioner/providers/terraform/*", TERRAFORM),
@@ -231,7 +234,7 @@ AREAS: Final = (
         ("drill", "rehearse", "ec2-check", "ec2-limits", "ec2-spot", "ec2-storm", "terraform-e2e", "terraform-idle"),
     ),
     ("tests/contract/sources/*", ("sources",)),
-    ("tests/attach/*", ("attach",)),
+    ("tests/attach/*", ATTACH),
     ("tests/contract/*", ("outside", "terraform-contract")),
     ("tests/integration/*", ("services", "terraform-state")),
     ("tests/interleaving/*", ("terraform",)),

@@ -1,0 +1,81 @@
+"""Judgement of a run: reports beside what the queue counted itself, launches beside what its ledger needed. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import chain, pairwise
+from math import inf
+
+import msgspec
+
+Count = tuple[int, int | None]
+"""Tasks of a queue of the kind that its source counts, and those that run if it counts both."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """An entry of the ledger that workers keep in the queue: a task began or ended, at a time in epoch seconds."""
+
+    what: str
+    task: str
+    at: float
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A task of a pool, from before it was added until its end."""
+
+    name: str
+    added_at: float
+    ended_at: float = inf
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """A machine of a pool, from the decision to launch it until it could take no more tasks."""
+
+    worker_id: str
+    requested_at: float
+    finished_at: float = inf
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """Counts of the queue by pool, and the times before and after it was asked."""
+
+    asked_at: float
+    answered_at: float
+    counts: Mapping[str, Count]
+
+
+def surplus(machines: Iterable[Machine], tasks: Sequence[Task], allowance_seconds: float) -> list[Machine]:
+    """Machines whose launch no moment of the `allowance_seconds` before it needed: at each, the pool had as many
+    machines as tasks that waited or ran. The allowance is for what a report and a decision take."""
+    ordered = sorted(machines, key=lambda machine: machine.requested_at)
+    moments = sorted({*(task.added_at for task in tasks), *(m.finished_at for m in ordered)} - {inf})
+    found: list[Machine] = []
+    for place, machine in enumerate(ordered):
+        begin, end = machine.requested_at - allowance_seconds, machine.requested_at
+        earlier = [other for other in ordered[:place] if other not in found]
+        if not any(
+            _needed(tasks, at) > sum(at < other.finished_at for other in earlier)
+            for at in chain((begin, end), (moment for moment in moments if begin <= moment <= end))
+        ):
+            found.append(machine)
+    return found
+
+
+def _needed(tasks: Sequence[Task], at: float) -> int:
+    return sum(task.added_at <= at < task.ended_at for task in tasks)
+
+
+def is_right(
+    pool: str, count: Count, observed_at: datetime, samples: Sequence[Sample], within_seconds: float
+) -> bool | None:
+    """True if the queue counted that itself within so many seconds of a report; None if it was not asked for as long
+    then. Of two neighbouring samples also what lies between them is right."""
+    begin, end = observed_at.timestamp() - within_seconds, observed_at.timestamp() + within_seconds
+    pairs = [(one, other) for one, other in pairwise(samples) if other.asked_at >= begin and one.answered_at <= end]
+    if not pairs or any(other.answered_at - one.asked_at > within_seconds for one, other in pairs):
+        return None
+    near = [(one.counts[pool], other.counts[pool]) for one, other in pairs]
+    return all(
+        any(min(one[part], other[part]) <= value <= max(one[part], other[part]) for one, other in near)  # type: ignore[type-var,operator]
+        for part, value in enumerate(count)
+        if value is not None
+    )
