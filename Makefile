@@ -228,7 +228,7 @@ terraform-checks: $(READY) $(TERRAFORM) ## Conformance checks of the Terraform p
 fuzz: $(READY) ## Requests made from contracts/openapi, valid and broken, to every service and the simulator: no 5xx, refusals change nothing: SEED=1 N=3000 MUTANT=
 	@$(RUN) -m $(BROKEN) tests.fuzz
 
-readme: $(READY) ## Run every fenced command of the README and the guides
+readme: $(READY) ## Run every fenced command of the README and the guides: ONLY=queues.md
 	@$(RUN) -m tests.tools.readme
 
 generated: $(READY) ## Write contracts/ and docs/generated/ from the code

@@ -8,7 +8,7 @@ or text that it prints.
 
 `make demo` and `make demo DURATION=0` run in the background from the start, one demo for all documents that start it or
 source its addresses, at low speed, until Ctrl-C at the end. Other slow commands are shortened by the arguments in HEAVY
-and run one at a time.
+and run one at a time. ONLY=queues.md runs the documents whose paths have that text.
 """
 
 import asyncio
@@ -382,7 +382,8 @@ async def read(root: Path, documents: Sequence[Path], place: Path) -> list[Outco
 
 
 async def main(_: Supervisor) -> int:
-    documents = [path for pattern in DOCUMENTS for path in sorted(ROOT.glob(pattern))]
+    only = os.environ.get("ONLY", "")
+    documents = [path for pattern in DOCUMENTS for path in sorted(ROOT.glob(pattern)) if only in str(path)]
     with disk_folder("slipway-readme-") as place:
         outcomes = await read(ROOT, documents, place)
     good = sum(not outcome.problem for outcome in outcomes)
