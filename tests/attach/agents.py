@@ -69,7 +69,7 @@ class RqQueue(LibraryQueue):
         return [{"url": self.url, "list": "unused", "pools": {f"rq:queue:{pool}": pool for pool in POOLS}}]
 
     async def put(self, pool: str, task: str) -> None:
-        queue = Queue(pool, connection=self.connection)
+        queue: Any = Queue(pool, connection=self.connection)
         call = {"args": (task,), "job_id": task, "result_ttl": KEPT_SECONDS}
         await asyncio.to_thread(queue.enqueue_call, "tests.attach.record.run", **call)
 

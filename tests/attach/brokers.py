@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Final
@@ -218,6 +219,7 @@ class SqsQueue(AttachedQueue):
 
     def __init__(self, kind: str, folder: Path, rng: Random) -> None:
         super().__init__(kind, folder, rng)
+        logging.getLogger("werkzeug").setLevel(logging.WARNING)  # it would print each request
         self.server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         self.server.start()
         self.gate = Gate(self.server.get_host_and_port()[1])

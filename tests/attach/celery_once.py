@@ -10,6 +10,8 @@ from tests.attach.celery_tasks import app
 __all__ = ["app"]
 
 
-@task_postrun.connect
 def _leave(**_: Any) -> None:
     state.should_stop = 0
+
+
+task_postrun.connect(_leave, weak=False)
