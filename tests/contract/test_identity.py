@@ -204,7 +204,7 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], int, str, str]]] = {
     ),
     "large document": ({"identity": {"document": "x" * 4097}}, 422, "invalid-request", "4096"),
     "large signature": ({"identity": {"document": "{}", "rsa2048": "x" * 8193}}, 422, "invalid-request", "8192"),
-    "weak token": ({"token": "slipway-worker-1"}, 422, "invalid-request", "pattern"),
+    "weak token": ({"token": "slipway-worker-1"}, 422, "invalid-request", "matching regex"),
 }
 
 

@@ -34,7 +34,6 @@ FIELDS = {
     "partitions",
     "dead_letters",
     "outbox_oldest_seconds",
-    "database_tls",
     "stopped_partitions",
     "leadership",
 }

@@ -177,7 +177,7 @@ async def test_a_removed_account_is_shown_while_something_may_be_left_there(prov
     await provisioner.database.execute("UPDATE account SET removed = true")
 
     async def shown() -> list[bool]:
-        return [each["removed"] for each in await reachability.accounts(provisioner.database)]
+        return [each.removed for each in await reachability.accounts(provisioner.database)]
 
     assert await shown() == []
     async with provisioner.database.acquire() as db:

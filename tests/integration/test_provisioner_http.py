@@ -23,7 +23,6 @@ BAD: Final[list[tuple[str, str, Any, tuple[str, ...], int, str]]] = [
     ("PUT", "/pools/unheard-of/demand", demand_body(), ("admin",), 404, "unknown-pool"),
     ("PUT", "/pools/linux/demand", demand_body(observed_at=after(61).isoformat()), WRITE, 422, "demand-refused"),
     ("PUT", "/pools/linux/demand", demand_body(pending=-1), WRITE, 422, "invalid-request"),
-    ("PUT", "/pools/linux/demand", demand_body(extra=1), WRITE, 422, "invalid-request"),
     ("PUT", "/pools/linux/demand", demand_body(source="x" * 2_000_000), WRITE, 413, "body-too-large"),
     ("PUT", "/declaration", declared(), WRITE, 403, "scope-missing"),
     ("PUT", "/declaration", {"version": 2}, ("admin",), 422, "invalid-declaration"),

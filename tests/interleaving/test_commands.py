@@ -178,7 +178,7 @@ async def test_a_launch_stop_is_set_again_as_it_is_pruned(provisioner: Provision
             putting = provisioner.start(in_transaction(provisioner, lambda db: put(db, 9 * 86_400)))
             await provisioner.until_waiting(putting)
         await putting
-        assert [stop["scope_id"] for stop in await launch_stops.in_force(db)] == ["linux"]
+        assert [stop.scope_id for stop in await launch_stops.in_force(db)] == ["linux"]
 
 
 @locking("store.retention.DELETE_SHARES")

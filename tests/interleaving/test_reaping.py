@@ -8,6 +8,7 @@ import pytest
 
 import slipway_provisioner
 from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.http.provisioner.recovery import RecoveryConfirmed
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
 from slipway_common.messaging.incarnation import Incarnation
@@ -166,7 +167,7 @@ async def test_an_instance_is_adopted_once(provisioner: Provisioner) -> None:
         id="i-1", batch_id=new_id(), launch_config_id=revision_id(), created_at=START, state=InstanceState.RUNNING
     )
 
-    async def adopt(db: Connection) -> recovery.Confirmed:
+    async def adopt(db: Connection) -> RecoveryConfirmed:
         return await recovery.confirm(db, {("sim-a", "i-1"): Action.ADOPT}, by="me")
 
     async def record(db: Connection) -> None:
@@ -199,7 +200,7 @@ async def test_no_plan_misses_an_adoption(provisioner: Provisioner) -> None:
         id="i-1", batch_id=new_id(), launch_config_id=revision_id(), created_at=START, state=InstanceState.RUNNING
     )
 
-    async def adopt(db: Connection) -> recovery.Confirmed:
+    async def adopt(db: Connection) -> RecoveryConfirmed:
         return await recovery.confirm(db, {("sim-a", "i-1"): Action.ADOPT}, by="me")
 
     await in_transaction(provisioner, lambda db: orphans.record(db, "sim-a", [Kept(instance, "unknown")], remaining=[]))

@@ -49,6 +49,7 @@ from tests.support.cloud import START, Cloud
 from tests.support.databases import empty_database
 from tests.support.harness import PATIENCE_SECONDS, PATIENT
 from tests.support.retention import prune_all
+from tests.support.typed_answers import checking
 
 SERVICE: Final = "provisioner"
 KEY: Final = "registration-key"
@@ -173,6 +174,7 @@ class Provisioner:
         service.runtime.database = database
         self.app = service.app()
         self.app.state.providers.update(self.providers)
+        self._check = checking(self.app)
         self._last_outbox_id = 0
         self._started: list[asyncio.Task[Any]] = []
 
@@ -413,7 +415,10 @@ class Provisioner:
         """Client of the real routes on this database, with this token; an empty one is not sent."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         transport = httpx2.ASGITransport(app=self.app, raise_app_exceptions=False)
-        return httpx2.AsyncClient(transport=transport, base_url="http://provisioner", headers=headers)
+        hooks = {"response": [self._check]}
+        return httpx2.AsyncClient(
+            transport=transport, base_url="http://provisioner", headers=headers, event_hooks=hooks
+        )
 
     async def end_claims(self, worker_id: str, number: int) -> None:
         """Store claims that have ended, one a millisecond from the start on."""

@@ -359,7 +359,7 @@ async def test_a_tool_that_was_removed(fleet: Fleet) -> None:
         assert await problem() == f"{tool} is missing, or not executable"
         async with fleet.database.acquire() as db:
             (shown,) = await reachability.accounts(db, "tf")
-        assert str(tool) in shown["problem"]
+        assert str(tool) in shown.problem
 
 
 async def test_a_plan_finds_what_is_wrong_with_a_launch_config(fleet: Fleet) -> None:

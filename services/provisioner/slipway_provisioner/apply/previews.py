@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import msgspec
-
+from slipway_api.http.provisioner.declaration import PreviewProblem
 from slipway_provisioner.domain.declaration import NewLaunch
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider
 
@@ -15,18 +14,13 @@ LAUNCHES_MAX: Final = 8
 """Launches that are previewed, the first ones."""
 
 
-class Previewed(msgspec.Struct, frozen=True):
-    """Problem that the preview of a launch config has found, or the reason why it was not previewed."""
-
-    config: str
-    problem: str
-
-
-async def preview(launches: Sequence[NewLaunch], providers: Mapping[str, Provider]) -> list[Previewed]:
+async def preview(launches: Sequence[NewLaunch], providers: Mapping[str, Provider]) -> list[PreviewProblem]:
     """Preview launches at the same time; returns those with a problem. Ends within `SECONDS`."""
     found = await asyncio.gather(*(_previewed(launch, providers) for launch in launches[:LAUNCHES_MAX]))
     return [
-        Previewed(launch.config["id"], problem) for launch, problem in zip(launches, found, strict=False) if problem
+        PreviewProblem(config=launch.config["id"], problem=problem)
+        for launch, problem in zip(launches, found, strict=False)
+        if problem
     ]
 
 

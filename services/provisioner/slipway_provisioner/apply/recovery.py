@@ -7,10 +7,9 @@ stop guard.
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
 from slipway_api.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_key
 from slipway_api.events.lifecycle import State
+from slipway_api.http.provisioner.recovery import RecoveryConfirmed
 from slipway_common.base.audited import AuditedKind
 from slipway_common.base.ids import new_id
 from slipway_common.database import audit
@@ -48,17 +47,6 @@ Decisions = Mapping[tuple[str, str], Action]
 """Action by account and instance."""
 
 
-class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a confirmation, as numbers of instances. `open` ones still wait for a decision. `restore` is true if it
-    ended the stop of a restore."""
-
-    adopted: int
-    terminating: int
-    left: int
-    open: int
-    restore: bool
-
-
 class NotListed(Exception):
     """Accounts have not been listed since the restore; the text names them. Nothing was changed."""
 
@@ -88,7 +76,7 @@ async def stop_until_confirmed(tx: Connection, renewal: Incarnation) -> None:
     await outbox.enqueue(tx, [alert])
 
 
-async def confirm(tx: Connection, chosen: Decisions, *, unlisted: Collection[str] = (), by: str) -> Confirmed:
+async def confirm(tx: Connection, chosen: Decisions, *, unlisted: Collection[str] = (), by: str) -> RecoveryConfirmed:
     """Adopt, leave or terminate orphan instances, and start launching again. Decisions about instances that do not wait
     any more are ignored, and instances without a decision still wait. `unlisted`: accounts that need not have been
     listed since the restore. Raises NotListed and CannotAdopt."""
@@ -116,7 +104,7 @@ async def confirm(tx: Connection, chosen: Decisions, *, unlisted: Collection[str
         )
         resolved = AlertResolved(**RESTORED, summary=f"confirmed by {by}")
         await outbox.enqueue(tx, [resolved])
-    return Confirmed(
+    return RecoveryConfirmed(
         adopted=len(actions[Action.ADOPT]),
         terminating=len(actions[Action.TERMINATE]),
         left=len(actions[Action.LEAVE]),

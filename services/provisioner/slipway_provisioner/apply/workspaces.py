@@ -1,7 +1,8 @@
 """States of Terraform workspaces: saved by runs, exported and unlocked by people, encrypted with another key."""
 
-from typing import Any, Final
+from typing import Final
 
+from slipway_api.http.provisioner.workers import WorkerWorkspace
 from slipway_common.base.audited import AuditedKind
 from slipway_common.database import audit
 from slipway_common.database.postgres import Connection
@@ -55,7 +56,7 @@ async def of_worker(db: Connection, worker_id: str) -> Workspace:
     return found
 
 
-async def shown(db: Connection, worker: Worker, keys: KeyRing | None) -> dict[str, Any] | None:
+async def shown(db: Connection, worker: Worker, keys: KeyRing | None) -> WorkerWorkspace | None:
     """Workspace of a worker as shown with it, without the secrets of its state; None if it has none. Without `keys`,
     for callers who may not read states, nothing is decrypted and `resources` is None."""
     found = await workspaces.of_worker(
@@ -70,20 +71,20 @@ async def shown(db: Connection, worker: Worker, keys: KeyRing | None) -> dict[st
             resources = [] if document is None else addresses_of(document.content)
     except (KeyMissing, NotAuthentic, NotAState) as error:
         state_problem = str(error)
-    return {
-        "id": found.id,
-        "phase": found.phase,
-        "run": NEXT[found.phase] if found.holder else None,
-        "locked_until": found.locked_until,
-        "next_run_at": found.due_at,
-        "failed_runs": found.failed_runs,
-        "problem": found.problem,
-        "saved_at": await workspaces.saved_at(db, found.id),
-        "refreshed_at": found.refreshed_at,
-        "resources": resources,
-        "rejected_states": await workspaces.count(db, found.id, Kind.REJECTED),
-        "state_problem": state_problem,
-    }
+    return WorkerWorkspace(
+        id=found.id,
+        phase=found.phase,
+        run=NEXT[found.phase] if found.holder else None,
+        locked_until=found.locked_until,
+        next_run_at=found.due_at,
+        failed_runs=found.failed_runs,
+        problem=found.problem,
+        saved_at=await workspaces.saved_at(db, found.id),
+        refreshed_at=found.refreshed_at,
+        resources=resources,
+        rejected_states=await workspaces.count(db, found.id, Kind.REJECTED),
+        state_problem=state_problem,
+    )
 
 
 async def exported(

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from slipway_api.http.provisioner.declaration import PoolCost, UnpricedPool
 from slipway_common.base.text import listed
 from slipway_provisioner.domain.limits import Limit, Tariff, amount, price
 from slipway_provisioner.domain.prices import MachineKind
@@ -43,40 +44,21 @@ class PoolLaunches(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper bound for an hour of a pool; `cost` is None if no price is known. `unknown` lists the kinds of machines
-    without a price."""
-
-    pool: str
-    mode: str
-    cost: Decimal | None
-    unknown: list[str]
-    text: str
-
-
-class Unpriced(msgspec.Struct, frozen=True, kw_only=True):
-    """Kinds of machines of a pool whose launches would be refused, since spend is limited and no price is known."""
-
-    pool: str
-    kinds: list[str]
-    text: str
-
-
 class Estimates(msgspec.Struct, frozen=True, kw_only=True):
     """Estimates of a declaration. `costs` are those of changed pools whose machines cost money; `unpriced` includes
     unchanged pools in changed accounts."""
 
-    costs: list[Cost]
-    unpriced: list[Unpriced]
+    costs: list[PoolCost]
+    unpriced: list[UnpricedPool]
 
 
-def cost(pool: PoolLaunches, tariff: Tariff) -> Cost:
+def cost(pool: PoolLaunches, tariff: Tariff) -> PoolCost:
     """Bound an hour of one pool, as if as many machines as it may have ran all the time, at the highest price; by its
     own limit of spend, if that is lower."""
     id_ = pool.pool
     if pool.mode == "observe":
         text = f"pool {id_} launches nothing in mode observe; `slipway pool promote {id_}` takes it to canary"
-        return Cost(pool=id_, mode=pool.mode, cost=Decimal(), unknown=[], text=text)
+        return PoolCost(pool=id_, mode=pool.mode, cost=Decimal(), unknown=[], text=text)
     known, refused = pool.prices(tariff), {str(kind) for kind in pool.refused(tariff)}
     unknown = sorted({str(kind) for kind, account in pool.kinds if (kind, account) not in known})
     parts, bound = [], None
@@ -93,10 +75,12 @@ def cost(pool: PoolLaunches, tariff: Tariff) -> Cost:
         parts.append(f"an unknown amount, since no price of {', '.join(not_refused)} is known")
     if refused:
         parts.append(f"nothing for {', '.join(sorted(refused))}, whose launches are refused, since no price is known")
-    return Cost(pool=id_, mode=pool.mode, cost=bound, unknown=unknown, text=f"pool {id_} may cost {'; '.join(parts)}")
+    return PoolCost(
+        pool=id_, mode=pool.mode, cost=bound, unknown=unknown, text=f"pool {id_} may cost {'; '.join(parts)}"
+    )
 
 
-def unpriced(pool: PoolLaunches, tariff: Tariff) -> Unpriced | None:
+def unpriced(pool: PoolLaunches, tariff: Tariff) -> UnpricedPool | None:
     """Find the kinds of machines of a pool whose launches would be refused for want of a price; None without any."""
     refused = pool.refused(tariff)
     if not refused:
@@ -108,4 +92,4 @@ def unpriced(pool: PoolLaunches, tariff: Tariff) -> Unpriced | None:
         f"{listed(subjects, NAMED)} limits its spend; list the price in prices_file of the provisioner and "
         f"restart it, or declare limits.default_price of {subjects[0]}"
     )
-    return Unpriced(pool=pool.pool, kinds=kinds, text=text)
+    return UnpricedPool(pool=pool.pool, kinds=kinds, text=text)

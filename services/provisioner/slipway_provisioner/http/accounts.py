@@ -1,28 +1,39 @@
 """Routes for people: accounts, those that do not answer, and mass unresponsiveness."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 
+from slipway_api.http.pages import Items
+from slipway_api.http.provisioner.accounts import (
+    Account,
+    AccountDetails,
+    AccountFinding,
+    ConfirmedUnresponsive,
+    RetiredAccount,
+)
+from slipway_api.http.provisioner.pools import ReasonGiven
 from slipway_common.base.audited import AuditedKind
 from slipway_common.database import audit
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.web.access import READ, Needs
+from slipway_common.web.answers import Answer
+from slipway_common.web.bodies import Body
 from slipway_common.web.problem import Problem
+from slipway_common.web.router import Router
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name
 from slipway_provisioner.apply import account_checks as apply
 from slipway_provisioner.apply import expiry, reachability, reaping
-from slipway_provisioner.http.pools import ReasonBody
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider
 from slipway_provisioner.store import account_checks
 from slipway_provisioner.store import reachability as store
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
-router = APIRouter(prefix="/accounts", tags=["accounts"])
+router = Router(prefix="/accounts", tags=["accounts"])
 DatabaseDep = Annotated[Database, Depends(database)]
 Caller = Annotated[str, Depends(Needs("accounts:write"))]
 # Status, slug and title of each refusal, and its detail for an account id.
@@ -50,24 +61,29 @@ REFUSALS: Final[dict[type[Exception], tuple[int, str, str, str]]] = {
 
 
 @router.get("", dependencies=[READ])
-async def list_accounts(db: DatabaseDep) -> dict[str, Any]:
+async def list_accounts(db: DatabaseDep) -> Answer[Items[Account]]:
     """List accounts with their workers, calls of unknown outcome, machines that may still run there, and the time and
     problems of their last check."""
-    return {"items": await store.accounts(db)}
+    return Answer(Items(items=await store.accounts(db)))
 
 
 @router.get("/{account_id:id}", dependencies=[READ])
-async def get_account(account_id: Name, db: DatabaseDep) -> dict[str, Any]:
+async def get_account(account_id: Name, db: DatabaseDep) -> Answer[AccountDetails]:
     """Show one account, with the findings of its last check, and the machines that may still run in it since it was
     retired."""
     async with db.acquire() as connection:
         account = await _account(connection, account_id)
-        found = msgspec.to_builtins(await account_checks.findings(connection, account_id))
-        return account | {"findings": found, "machines": await store.machines(connection, account_id)}
+        found = await account_checks.findings(connection, account_id)
+        details = AccountDetails(
+            **msgspec.structs.asdict(account),
+            findings=[AccountFinding(**msgspec.structs.asdict(finding)) for finding in found],
+            machines=await store.machines(connection, account_id),
+        )
+    return Answer(details)
 
 
 @router.post("/{account_id:id}/check")
-async def check_account(account_id: Name, request: Request, _: Caller, db: DatabaseDep) -> dict[str, Any]:
+async def check_account(account_id: Name, request: Request, _: Caller, db: DatabaseDep) -> Answer[AccountDetails]:
     """Check an account now: its identity, credential, clock, permissions, quotas, subnets, images and launch configs.
 
     Changes nothing in the account, and takes up to 90 s while launches need its API. Answers the account with
@@ -86,7 +102,7 @@ async def check_account(account_id: Name, request: Request, _: Caller, db: Datab
         await apply.check(db, providers[begun.account.provider], begun)
     except OutcomeUnknown as error:
         detail = (
-            f"account {account_id} ({account['provider']}, {account['region']}) could not be checked: {error}. Its "
+            f"account {account_id} ({account.provider}, {account.region}) could not be checked: {error}. Its "
             "findings are those of the check before. Check the network of the provisioner, and the settings of the "
             "account"
         )
@@ -96,8 +112,8 @@ async def check_account(account_id: Name, request: Request, _: Caller, db: Datab
 
 @router.post("/{account_id:id}/retire")
 async def retire_account(
-    account_id: Name, body: ReasonBody, request: Request, by: Caller, db: DatabaseDep
-) -> dict[str, Any]:
+    account_id: Name, body: Body[ReasonGiven], request: Request, by: Caller, db: DatabaseDep
+) -> Answer[RetiredAccount]:
     """Retire an account that does not answer. Its unknown calls and stopping workers are settled as unreachable, so
     that other accounts launch in their place. No call is made in it until it is reinstated. `was_retired` is true if it
     was retired already."""
@@ -111,25 +127,25 @@ async def retire_account(
         await _until_done(connection, lambda: reachability.settle_workers(connection, settings.stop_grace_seconds))
         (account,) = await store.accounts(connection, account_id)
     wake(request)
-    return account | {"was_retired": was_retired}
+    return Answer(RetiredAccount(**msgspec.structs.asdict(account), was_retired=was_retired))
 
 
 @router.post("/{account_id:id}/reinstate")
 async def reinstate_account(
-    account_id: Name, body: ReasonBody, request: Request, by: Caller, db: DatabaseDep
-) -> dict[str, Any]:
+    account_id: Name, body: Body[ReasonGiven], request: Request, by: Caller, db: DatabaseDep
+) -> Answer[Account]:
     """Resume calls to a retired account. Once it answers, it launches again, and what was left there is terminated."""
     async with db.acquire() as connection:
         await _change(connection, lambda: reachability.reinstate(connection, account_id, reason=body.reason, by=by))
         (account,) = await store.accounts(connection, account_id)
     wake(request)
-    return account
+    return Answer(account)
 
 
 @router.post("/{account_id:id}/confirm-unresponsive")
 async def confirm_unresponsive(
-    account_id: Name, body: ReasonBody, request: Request, by: Caller, db: DatabaseDep
-) -> dict[str, Any]:
+    account_id: Name, body: Body[ReasonGiven], request: Request, by: Caller, db: DatabaseDep
+) -> Answer[ConfirmedUnresponsive]:
     """Stop all unresponsive workers of an account, however many are without contact. They are replaced, and their
     instances are terminated after the grace period."""
     defaults = request.app.state.settings.deadlines()
@@ -154,10 +170,10 @@ async def confirm_unresponsive(
             stopped_workers=stopped,
         )
     wake(request)
-    return {"id": account_id, "stopped": stopped}
+    return Answer(ConfirmedUnresponsive(id=account_id, stopped=stopped))
 
 
-async def _account(db: Connection, account_id: str) -> dict[str, Any]:
+async def _account(db: Connection, account_id: str) -> Account:
     """An account as shown to people. Raises Problem."""
     found = await store.accounts(db, account_id)
     if not found:
@@ -165,7 +181,7 @@ async def _account(db: Connection, account_id: str) -> dict[str, Any]:
     return found[0]
 
 
-async def _change(db: Connection, act: Callable[[], Awaitable[Answer]]) -> Answer:
+async def _change(db: Connection, act: Callable[[], Awaitable[T]]) -> T:
     try:
         async with db.transaction():
             return await act()

@@ -1,19 +1,26 @@
 """Routes for launch configs: their revisions, and pause and resume by name."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+import msgspec
+from fastapi import Depends, Query, Request
 
+from slipway_api.http.pages import Items
+from slipway_api.http.provisioner.launch_configs import LaunchConfig, LaunchConfigDetails, LaunchConfigPauseResult
+from slipway_api.http.provisioner.pools import Pause
 from slipway_common.base.revisions import hash_of, name_of
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.web.access import READ, Needs, Reader
+from slipway_common.web.answers import Answer
+from slipway_common.web.bodies import Body
 from slipway_common.web.problem import Problem
+from slipway_common.web.router import Router
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name
-from slipway_provisioner.http.pools import PauseBody, check_until, no_pool
-from slipway_provisioner.store import configs, deadlines, pools, summaries
+from slipway_provisioner.http.pools import check_until, no_pool
+from slipway_provisioner.store import configs, pools, summaries
 
-router = APIRouter(prefix="/launch-configs", tags=["launch configs"])
+router = Router(prefix="/launch-configs", tags=["launch configs"])
 DatabaseDep = Annotated[Database, Depends(database)]
 Caller = Annotated[str, Depends(Needs("launch-configs:write"))]
 Names = Annotated[list[Name] | None, Query(alias="name", description="List these launch configs only.")]
@@ -23,28 +30,29 @@ Archived = Annotated[bool, Query(alias="all", description="List archived revisio
 @router.get("", dependencies=[READ])
 async def list_configs(
     db: DatabaseDep, pool: Name | None = None, names: Names = None, archived: Archived = False
-) -> dict[str, Any]:
+) -> Answer[Items[LaunchConfig]]:
     """List the revisions of launch configs, archived ones only with `all`."""
     found = await summaries.configs(db, pool, names, archived=archived)
     if pool is not None and not found and pool not in await pools.known(db, [pool]):
         raise no_pool(pool)
-    return {"items": found}
+    return Answer(Items(items=found))
 
 
 @router.get("/{config:id}")
-async def get_config(config: Name, request: Request, reader: Reader, db: DatabaseDep) -> dict[str, Any]:
+async def get_config(config: Name, request: Request, reader: Reader, db: DatabaseDep) -> Answer[LaunchConfigDetails]:
     """Show one revision of a launch config, for a name the current one, with its weight record, newest failures, the
     deadlines in force and settings (null unless the token has the scope read:settings)."""
-    found = await summaries.config(db, config)
+    own = request.app.state.settings
+    found = await summaries.config(db, config, own.deadlines(), own.day_seconds)
     if found is None:
         raise _unknown(config)
-    own = request.app.state.settings
-    found["deadlines"] = await deadlines.in_force(db, found["id"], own.deadlines(), own.day_seconds)
-    return found if reader.may("read:settings") else found | {"settings": None}
+    return Answer(found if reader.may("read:settings") else msgspec.structs.replace(found, settings=None))
 
 
 @router.post("/{config:id}/pause")
-async def pause(config: Name, body: PauseBody, request: Request, by: Caller, db: DatabaseDep) -> dict[str, Any]:
+async def pause(
+    config: Name, body: Body[Pause], request: Request, by: Caller, db: DatabaseDep
+) -> Answer[LaunchConfigPauseResult]:
     """Pause a launch config with all its revisions. No launch starts after the response; waiting intents are
     cancelled."""
     async with db.acquire() as connection, connection.transaction():
@@ -53,18 +61,20 @@ async def pause(config: Name, body: PauseBody, request: Request, by: Caller, db:
         if not await configs.pause(connection, name, reason=body.reason, by=by, until=body.until, command=True):
             raise _wrong_state(name, "is no longer declared")
     wake(request)
-    return {"id": name, "state": "paused"}
+    return Answer(LaunchConfigPauseResult(id=name, state="paused"))
 
 
 @router.post("/{config:id}/resume")
-async def resume(config: Name, body: PauseBody, request: Request, by: Caller, db: DatabaseDep) -> dict[str, Any]:
+async def resume(
+    config: Name, body: Body[Pause], request: Request, by: Caller, db: DatabaseDep
+) -> Answer[LaunchConfigPauseResult]:
     """Resume a paused launch config."""
     async with db.acquire() as connection, connection.transaction():
         name = await _name(connection, config, "resume")
         if not await configs.resume(connection, name, reason=body.reason, by=by):
             raise _wrong_state(name, "is not paused")
     wake(request)
-    return {"id": name, "state": "active"}
+    return Answer(LaunchConfigPauseResult(id=name, state="active"))
 
 
 async def _name(db: Connection, config: str, verb: str) -> str:

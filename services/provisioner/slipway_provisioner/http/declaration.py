@@ -6,9 +6,20 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Depends, Query, Request
+from msgspec import UNSET
 from pydantic import BaseModel, ConfigDict, Field
 
+from slipway_api.http.pages import Page
+from slipway_api.http.provisioner.declaration import (
+    DeclarationResult,
+    ExportedDeclaration,
+    PoolRevision,
+    RevisionInForce,
+    RollbackPreview,
+    RollbackRequest,
+)
+from slipway_api.http.provisioner.pools import PoolDetails
 from slipway_common.database.places import NEWEST, Newest
 from slipway_common.database.postgres import Database
 from slipway_common.declaration.changes import CHANGES_MAX, listed_dangers
@@ -17,10 +28,13 @@ from slipway_common.declaration.parsing import parse_owner
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
 from slipway_common.web import openapi, pages
 from slipway_common.web.access import READ, READ_SETTINGS, Needs, Reader
+from slipway_common.web.answers import Answer
+from slipway_common.web.bodies import Body
 from slipway_common.web.declaring import changed_meanwhile, refusing
 from slipway_common.web.problem import Problem
+from slipway_common.web.router import Router
 from slipway_common.web.runtime import database, wake
-from slipway_common.web.text import Name, NameOrEmpty, Reason, ReasonOrEmpty
+from slipway_common.web.text import Name, NameOrEmpty, ReasonOrEmpty
 from slipway_provisioner.apply import declaration, rollback
 from slipway_provisioner.apply.declaration import PreconditionFailed
 from slipway_provisioner.apply.previews import preview
@@ -37,7 +51,7 @@ from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import declarations, history, pools, summaries
 from slipway_provisioner.store.declarations import ChangedMeanwhile
 
-router = APIRouter(tags=["declaration"])
+router = Router(tags=["declaration"])
 DatabaseDep = Annotated[Database, Depends(database)]
 Caller = Annotated[str, Depends(Needs("declaration:write"))]
 BODY_BYTES_MAX: Final = 128_000_000
@@ -83,28 +97,6 @@ class Edit(BaseModel):
     reason: ReasonOrEmpty = ""
 
 
-class RollbackBody(BaseModel):
-    """Rollback of a pool's launch configs to their revisions in an entry of its history [default: before the last
-    change of revisions, but for those that a rollback has left].
-
-    All else that is declared of the pool stays, unless the `whole` pool is to be as it was. What is rolled away from
-    launches nothing more, and its workers finish their tasks; until the target is proven, a fallback that is proven
-    launches what it does not. With `replace`, revisions are replaced as by any other change.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    to_revision: int | None = Field(None, ge=1, lt=1 << 63)
-    whole: bool = False
-    reason: Reason
-    force: bool = False
-    confirm: NameOrEmpty = ""
-    replace: Strategy | None = None
-    drain_seconds: float | None = Field(None, gt=0, le=31_536_000)
-    terminate: bool = False
-    dry_run: bool = False
-
-
 NOTHING: Final = msgspec.Raw()
 DECLARATION_BODY: Final = openapi.body(
     "A declaration, or lines of it.", json=openapi.model_schema(Declaration), lines={"type": "string"}
@@ -145,7 +137,7 @@ _LINE: Final = msgspec.json.Decoder(_Line)
 @router.put("/declaration", openapi_extra=DECLARATION_BODY)
 async def put_declaration(
     request: Request, by: Caller, db: DatabaseDep, how: Annotated[RollOut, Depends()], prune: bool = False
-) -> Response:
+) -> Answer[DeclarationResult]:
     """Apply a declaration, or list its changes for `dry_run`. Atomic and idempotent.
 
     The body is one declaration as JSON, or application/x-ndjson: a line `{"version": 1, "metadata": {"owner": …},
@@ -169,7 +161,8 @@ async def put_declaration(
                 connection, declared, asked, request.app.state.providers, *_terms(request)
             )
     # Without a connection: a preview takes seconds.
-    return _answer(request, applied, previews=await preview(applied.launches, request.app.state.providers))
+    found = await preview(applied.launches, request.app.state.providers)
+    return Answer(_result(request, applied, previews=found))
 
 
 @router.get("/declaration", dependencies=[READ_SETTINGS])
@@ -177,7 +170,7 @@ async def get_declaration(
     db: DatabaseDep,
     owner: NameOrEmpty | None = None,
     section: Annotated[str | None, Query(pattern="^(accounts|worker_pools)$")] = None,
-) -> Response:
+) -> Answer[ExportedDeclaration]:
     """Export what is declared, as of one moment, or that of one owner or section: `accounts` and `worker_pools`, each a
     list of `{"owner": …, "spec": …}`."""
     found: dict[str, list[str]] = {name: [] for name in ("accounts", "worker_pools") if section in (None, name)}
@@ -185,21 +178,21 @@ async def get_declaration(
     async with db.acquire() as connection, contextlib.aclosing(declarations.specs(connection, found, owner)) as pages:
         async for name, entries in pages:
             found[name].append(",".join(entries))
-    parts = (f'"{name}":[{",".join(texts)}]' for name, texts in found.items())
-    return Response(f"{{{','.join(parts)}}}", media_type="application/json")
+    stored: dict[str, Any] = {name: msgspec.Raw(f"[{','.join(texts)}]") for name, texts in found.items()}
+    return Answer(ExportedDeclaration(**stored))
 
 
 @router.get("/pools/{pool_id:id}")
-async def get_pool(pool_id: Name, reader: Reader, db: DatabaseDep, response: Response) -> dict[str, Any]:
+async def get_pool(pool_id: Name, reader: Reader, db: DatabaseDep) -> Answer[PoolDetails]:
     """Show a pool with what was declared (`declared`, which is null unless the token has the scope read:settings, and
     `owner`). The ETag is the digest of it."""
     found = await summaries.pools(db, pool_id)
     stored = await declarations.declared_pool(db, pool_id)
     if not found or stored is None:
         raise no_pool(pool_id)
-    response.headers["ETag"] = f'"{stored["spec_digest"]}"'
     spec = stored["spec"] if reader.may("read:settings") else None
-    return found[0] | {"declared": spec, "owner": stored["owner"]}
+    details = PoolDetails(**msgspec.structs.asdict(found[0]), declared=spec, owner=stored["owner"])
+    return Answer(details, {"ETag": f'"{stored["spec_digest"]}"'})
 
 
 @router.put("/pools/{pool_id:id}", openapi_extra=POOL_BODY)
@@ -211,7 +204,7 @@ async def put_pool(
     how: Annotated[RollOut, Depends()],
     edit: Annotated[Edit, Depends()],
     owner: Annotated[str | None, Query(pattern="^[!-~]{0,200}$")] = None,
-) -> Response:
+) -> Answer[DeclarationResult]:
     """Declare one worker pool, and nothing else. Keeps its owner unless `owner` is given; a new pool has none.
 
     `If-Match: "DIGEST"` refuses with 412 unless the stored pool has this ETag, `If-None-Match: *` if there is one.
@@ -235,7 +228,8 @@ async def put_pool(
                 connection, declared, asked, request.app.state.providers, *_terms(request)
             )
     given = declared.pools.get(pool_id)
-    return _answer(request, applied, given.digest if given is not None else index.pools[pool_id].digest)
+    digest = given.digest if given is not None else index.pools[pool_id].digest
+    return Answer(_result(request, applied), {"ETag": f'"{digest}"'})
 
 
 @router.get("/pools/{pool_id:id}/history")
@@ -246,7 +240,7 @@ async def get_history(
     limit: pages.Limit = 100,
     cursor: pages.Cursor = None,
     full: bool = False,
-) -> Response:
+) -> Answer[Page[PoolRevision]]:
     """List the changes of a pool, newest first: revision, at, by, action (apply, put, set, set-image or rollback),
     reason, to_revision (of a rollback), owner, changes, `revisions` in force (name → revision and image), and
     spec_digest, with `full` also the spec (null unless the token has the scope read:settings)."""
@@ -254,14 +248,15 @@ async def get_history(
     found = await history.listed(db, pool_id, limit + 1, after=after)
     if not found and pool_id not in await pools.known(db, [pool_id]):
         raise no_pool(pool_id)
-    if not reader.may("read:settings"):
-        found = [entry | {"spec": None} for entry in found]
-    shown = [entry if full else {name: entry[name] for name in entry if name != "spec"} for entry in found]
-    return pages.page(shown, limit, lambda entry: Newest(entry["revision"]))
+    spec = None if reader.may("read:settings") else {"spec": None}
+    shown = (spec or {}) if full else {"spec": UNSET}
+    return pages.page(
+        found, limit, lambda entry: Newest(entry["revision"]), lambda entry: PoolRevision(**entry | shown)
+    )
 
 
 @router.get("/pools/{pool_id:id}/rollback", dependencies=[READ])
-async def preview_rollback(pool_id: Name, request: Request, db: DatabaseDep) -> Response:
+async def preview_rollback(pool_id: Name, request: Request, db: DatabaseDep) -> Answer[RollbackPreview]:
     """Show what a rollback of a pool would change now: `to_revision`, `items`, `dangers`, and in `refused` why it would
     be refused (empty if it would not)."""
     if pool_id not in await pools.known(db, [pool_id]):
@@ -271,17 +266,19 @@ async def preview_rollback(pool_id: Name, request: Request, db: DatabaseDep) -> 
         async with db.acquire() as connection:
             done = await rollback.roll_back(connection, pool_id, Rollback(), change, request.app.state.providers)
     except (DeclarationRefused, NothingToRollBack, TargetTripped) as error:
-        shown: dict[str, Any] = {"to_revision": None, "items": [], "dangers": [], "refused": str(error)}
+        shown = RollbackPreview(to_revision=None, items=[], dangers=[], refused=str(error))
     except ChangedMeanwhile as error:
         raise changed_meanwhile() from error
     else:
         dangers = listed_dangers(done.applied.dangers)
-        shown = {"to_revision": done.to_revision, "items": done.applied.changes, "dangers": dangers, "refused": ""}
-    return Response(msgspec.json.encode(shown), media_type="application/json")
+        shown = RollbackPreview(to_revision=done.to_revision, items=done.applied.changes, dangers=dangers, refused="")
+    return Answer(shown)
 
 
 @router.post("/pools/{pool_id:id}/rollback")
-async def roll_back(pool_id: Name, body: RollbackBody, request: Request, by: Caller, db: DatabaseDep) -> Response:
+async def roll_back(
+    pool_id: Name, body: Body[RollbackRequest], request: Request, by: Caller, db: DatabaseDep
+) -> Answer[DeclarationResult]:
     """Declare the launch configs of a pool as in an entry of its history. Answers like PUT /pools, with `to_revision`
     and the `revisions` that are current then (name → revision and image).
 
@@ -302,7 +299,9 @@ async def roll_back(pool_id: Name, body: RollbackBody, request: Request, by: Cal
     with _refusing():
         async with db.acquire() as connection:
             done = await rollback.roll_back(connection, pool_id, wanted, change, request.app.state.providers)
-    return _answer(request, done.applied, done.digest, to_revision=done.to_revision, revisions=done.revisions)
+    revisions = {name: RevisionInForce(**revision) for name, revision in done.revisions.items()}
+    result = _result(request, done.applied, to_revision=done.to_revision, revisions=revisions)
+    return Answer(result, {"ETag": f'"{done.digest}"'})
 
 
 @contextlib.contextmanager
@@ -338,22 +337,21 @@ def _refusing() -> Iterator[None]:
         raise Problem(409, "rollback-tripped", "A target of the rollback is tripped", str(error)) from error
 
 
-def _answer(request: Request, applied: Applied, digest: str = "", **more: Any) -> Response:
-    """Answer of a change; `digest` is that of a single pool. Encoded here, since there may be thousands of changes."""
+def _result(request: Request, applied: Applied, **more: Any) -> DeclarationResult:
+    """Result of a change, after which what waits for it is woken."""
     if applied.applied:
         wake(request)
-    content = {
-        "items": applied.changes[:CHANGES_MAX],
-        "more": len(applied.changes[CHANGES_MAX:]),
-        "unchanged": applied.unchanged,
-        "digest": applied.digest,
-        "dangers": listed_dangers(applied.dangers),
-        "costs": applied.estimates.costs[:CHANGES_MAX],
-        "unpriced": applied.estimates.unpriced[:CHANGES_MAX],
-        "applied": applied.applied,
-    }
-    headers = {"ETag": f'"{digest}"'} if digest else {}
-    return Response(msgspec.json.encode(content | more), headers=headers, media_type="application/json")
+    return DeclarationResult(
+        items=applied.changes[:CHANGES_MAX],
+        more=len(applied.changes[CHANGES_MAX:]),
+        unchanged=applied.unchanged,
+        digest=applied.digest,
+        dangers=listed_dangers(applied.dangers),
+        costs=applied.estimates.costs[:CHANGES_MAX],
+        unpriced=applied.estimates.unpriced[:CHANGES_MAX],
+        applied=applied.applied,
+        **more,
+    )
 
 
 def _expected(headers: Mapping[str, str], stored: domain.Known | None) -> str | None:

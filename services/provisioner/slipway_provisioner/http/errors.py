@@ -1,24 +1,27 @@
 """Routes for errors that workers have reported."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
-from starlette.responses import Response
+from fastapi import Depends, Query
 
+from slipway_api.http.pages import Items, Page
+from slipway_api.http.provisioner.workers import ErrorTotal, WorkerError
 from slipway_common.database.places import NEWEST, Newest
 from slipway_common.database.postgres import Database
 from slipway_common.web import pages
 from slipway_common.web.access import READ
+from slipway_common.web.answers import Answer
 from slipway_common.web.moment import Moment
+from slipway_common.web.router import Router
 from slipway_common.web.runtime import database
 from slipway_common.web.text import Name
 from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.http.fleet import no_worker
 from slipway_provisioner.store import errors
 
-router = APIRouter(prefix="/errors", tags=["workers"])
+router = Router(prefix="/errors", tags=["workers"])
 DatabaseDep = Annotated[Database, Depends(database)]
-Items = Annotated[int, Query(ge=1, le=1000)]
+Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @router.get("", dependencies=[READ])
@@ -31,7 +34,7 @@ async def list_errors(
     since: Moment | None = None,
     limit: pages.Limit = 100,
     cursor: pages.Cursor = None,
-) -> Response:
+) -> Answer[Page[WorkerError]]:
     """List errors that workers have reported, newest first, each with a redacted sample. They are kept for 14 days; of
     one worker at most 1,000 an hour."""
     if worker is not None and not UUID.fullmatch(worker):
@@ -39,7 +42,7 @@ async def list_errors(
     (after,) = pages.after(cursor, NEWEST)
     filters = {"worker_id": worker, "pool_id": pool, "launch_config_id": config, "code": code}
     rows = await errors.listed(db, **filters, since=since, after=after, limit=limit + 1)
-    return pages.page(rows, limit, lambda row: Newest(row["id"]))
+    return pages.page(rows, limit, lambda row: Newest(row.id))
 
 
 @router.get("/totals", dependencies=[READ])
@@ -48,9 +51,9 @@ async def list_totals(
     pool: Name | None = None,
     config: Name | None = None,
     since: Moment | None = None,
-    limit: Items = 1000,
-) -> dict[str, Any]:
+    limit: Limit = 1000,
+) -> Answer[Items[ErrorTotal]]:
     """List the number of errors per launch config, code and hour, newest hours first. They are kept for 60 days."""
     async with db.acquire() as connection:
         rows = await errors.totals(connection, pool_id=pool, launch_config_id=config, since=since, limit=limit)
-    return {"items": rows}
+    return Answer(Items(items=rows))

@@ -1,20 +1,26 @@
 """Routes for people: list workers, show the timeline of one, terminate one."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict
-from starlette.responses import Response
+from fastapi import Depends, Request
 
 from slipway_api.events.lifecycle import State
+from slipway_api.http.pages import Page
+from slipway_api.http.provisioner.decisions import DecisionSummary
+from slipway_api.http.provisioner.pools import ReasonGiven
+from slipway_api.http.provisioner.workers import TimelineEntry, Worker, WorkerDetails
 from slipway_common.base.errors import Transient
 from slipway_common.database.postgres import Database
 from slipway_common.web import pages
 from slipway_common.web.access import READ, Caller, Needs, NeedsCaller
+from slipway_common.web.answers import Answer
+from slipway_common.web.bodies import Body
 from slipway_common.web.problem import Problem
+from slipway_common.web.router import Router
 from slipway_common.web.runtime import database, wake
-from slipway_common.web.text import Name, Reason
+from slipway_common.web.text import Name
 from slipway_provisioner.apply import termination, workspaces
 from slipway_provisioner.domain.encryption import KeyRing
 from slipway_provisioner.domain.recovery import UUID
@@ -23,17 +29,10 @@ from slipway_provisioner.domain.workers import AlreadyStopped
 from slipway_provisioner.http.pools import no_pool
 from slipway_provisioner.store import batches, decisions, demand, leases, pools, workers
 
-router = APIRouter(prefix="/workers", tags=["workers"])
+router = Router(prefix="/workers", tags=["workers"])
 DatabaseDep = Annotated[Database, Depends(database)]
 Reader = Annotated[Caller, Depends(NeedsCaller("read"))]
 ATTEMPTS_MAX: Final = 10
-OF_DECISION: Final = ("id", "at", "reason", "launched")
-
-
-class Termination(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    reason: Reason
 
 
 def no_worker(worker_id: str) -> Problem:
@@ -49,7 +48,7 @@ async def list_workers(
     state: State | None = None,
     limit: pages.Limit = 100,
     cursor: pages.Cursor = None,
-) -> Response:
+) -> Answer[Page[Worker]]:
     """List workers, newest first, including those of deleted pools."""
     after = pages.after(cursor, workers.FIRST)
     found = await workers.listed(
@@ -61,7 +60,7 @@ async def list_workers(
 
 
 @router.get("/{worker_id:id}")
-async def get_worker(worker_id: Name, request: Request, caller: Reader, db: DatabaseDep) -> dict[str, Any]:
+async def get_worker(worker_id: Name, request: Request, caller: Reader, db: DatabaseDep) -> Answer[WorkerDetails]:
     """Show one worker with its timeline, decision, launch batch, lease and Terraform workspace. The `resources` of the
     workspace are read from its state, and null for callers without the scope workers:state."""
     worker = await workers.get(db, worker_id) if UUID.fullmatch(worker_id) else None
@@ -74,23 +73,29 @@ async def get_worker(worker_id: Name, request: Request, caller: Reader, db: Data
     keys = KeyRing(request.app.state.settings.state_keys) if caller.may("workers:state") else None
     async with db.acquire() as connection:
         workspace = await workspaces.shown(connection, worker, keys)
-    return workers.described(worker) | {
-        "timeline": [msgspec.structs.asdict(moment) for moment in moments],
-        "decision": decision and {name: decision[name] for name in OF_DECISION},
-        "batch": batch and batches.described(batch),
-        "lease": lease and leases.described(lease),
-        "workspace": workspace,
-    }
+    details = WorkerDetails(
+        **msgspec.structs.asdict(workers.described(worker)),
+        timeline=[TimelineEntry(at=moment.at, what=moment.what, detail=moment.detail) for moment in moments],
+        decision=None if decision is None else _summary(decision),
+        batch=None if batch is None else batches.described(batch),
+        lease=None if lease is None else leases.described(lease),
+        workspace=workspace,
+    )
+    return Answer(details)
+
+
+def _summary(decision: Mapping[str, Any]) -> DecisionSummary:
+    return DecisionSummary(**{name: decision[name] for name in DecisionSummary.__struct_fields__})
 
 
 @router.post("/{worker_id:id}/terminate")
 async def terminate(
     worker_id: Name,
-    body: Termination,
+    body: Body[ReasonGiven],
     request: Request,
     by: Annotated[str, Depends(Needs("workers:terminate"))],
     db: DatabaseDep,
-) -> dict[str, Any]:
+) -> Answer[Worker]:
     """Terminate a worker. A waiting worker is cancelled; any other may finish its task within the stop grace period,
     then its instance is terminated. This is no evidence about its config. A replacement is launched if needed."""
     if not UUID.fullmatch(worker_id):
@@ -107,5 +112,5 @@ async def terminate(
             if worker is None:
                 raise no_worker(worker_id)
             wake(request)
-            return workers.described(worker)
+            return Answer(workers.described(worker))
     raise Transient(f"the admission of worker {worker_id} changed {ATTEMPTS_MAX} times meanwhile; try again")

@@ -1,66 +1,41 @@
 """Routes for pools, demand and launch stops."""
 
 from datetime import datetime
-from typing import Annotated, Any, Self
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from fastapi import Depends, Request
 
 from slipway_api.events.pool import DemandReported
+from slipway_api.http.pages import Items
+from slipway_api.http.provisioner.demand import DemandReport, DemandReportResult
+from slipway_api.http.provisioner.pools import (
+    LaunchStop,
+    LaunchStopRequest,
+    LaunchStopResult,
+    Pause,
+    Pool,
+    PoolFreezeResult,
+    PoolPauseResult,
+    ReasonGiven,
+)
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.observability.telemetry import current_trace
 from slipway_common.web.access import READ, Needs
-from slipway_common.web.moment import Moment
+from slipway_common.web.answers import Answer
+from slipway_common.web.bodies import Body, Report
 from slipway_common.web.problem import Problem
+from slipway_common.web.router import Router
 from slipway_common.web.runtime import database, wake
-from slipway_common.web.text import Name, NameOrEmpty, Reason
+from slipway_common.web.text import Name
 from slipway_provisioner.apply import freezing
 from slipway_provisioner.apply import launch_stops as apply
-from slipway_provisioner.domain.demand import TASKS_MAX, problem, reported
+from slipway_provisioner.domain.demand import problem, reported
 from slipway_provisioner.store import demand, launch_stops, pauses, pools, summaries
 
-router = APIRouter(tags=["pools"])
+router = Router(tags=["pools"])
 DatabaseDep = Annotated[Database, Depends(database)]
 Reporter = Annotated[str, Depends(Needs("demand:write:{pool_id}"))]
 PoolCaller = Annotated[str, Depends(Needs("pools:write"))]
-Tasks = Annotated[int, Field(strict=True, ge=0, le=TASKS_MAX)]
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DemandBody(Body):
-    """Demand report of one source: `pending`, the tasks that wait, or `total`, those that wait or run. `claimed` counts
-    tasks on this pool's own workers only; null, as always beside `total`: the source does not know them, and those
-    count that workers had claimed from it by then."""
-
-    pending: Tasks = 0
-    claimed: Tasks | None = None
-    total: Tasks | None = None
-    observed_at: Moment
-    valid_for_seconds: float = Field(300.0, strict=True, gt=0, le=86_400)
-    source: Name
-
-    @model_validator(mode="after")
-    def has_counts(self) -> Self:
-        """Refuse a body without counts, which are not zero."""
-        if not {"pending", "total"} & self.model_fields_set:
-            raise ValueError("give pending or total")
-        return self
-
-
-class ReasonBody(Body):
-    reason: Reason
-
-
-class PauseBody(ReasonBody):
-    until: Moment | None = None
-
-
-class LaunchStopBody(PauseBody):
-    scope: str = Field(pattern="^(all|account|pool)$")
-    scope_id: NameOrEmpty = ""
 
 
 def no_pool(pool_id: str) -> Problem:
@@ -68,17 +43,25 @@ def no_pool(pool_id: str) -> Problem:
 
 
 @router.get("/pools", dependencies=[READ])
-async def list_pools(db: DatabaseDep) -> dict[str, Any]:
+async def list_pools(db: DatabaseDep) -> Answer[Items[Pool]]:
     """List worker pools with their demand, their workers and their state."""
-    return {"items": await summaries.pools(db)}
+    return Answer(Items(items=await summaries.pools(db)))
 
 
 @router.put("/pools/{pool_id:id}/demand")
 async def put_demand(
-    pool_id: Name, body: DemandBody, request: Request, by: Reporter, db: DatabaseDep
-) -> dict[str, Any]:
+    pool_id: Name, body: Report[DemandReport], request: Request, by: Reporter, db: DatabaseDep
+) -> Answer[DemandReportResult]:
     """Report demand without Kafka. A report older than the stored one has no effect (`stored` is false)."""
-    report = DemandReported(pool_id=pool_id, **body.model_dump())
+    report = DemandReported(
+        pool_id=pool_id,
+        source=body.source,
+        pending=body.pending or 0,
+        claimed=body.claimed,
+        total=body.total,
+        observed_at=body.observed_at,
+        valid_for_seconds=body.valid_for_seconds,
+    )
     async with db.acquire() as connection, connection.transaction():
         now = await pools.now(connection)
         if reason := problem(report, now):
@@ -87,26 +70,26 @@ async def put_demand(
             raise no_pool(pool_id)
         stored = await demand.store(connection, [reported(report, by=by, traceparent=current_trace())])
     wake(request)
-    return {"stored": stored}
+    return Answer(DemandReportResult(stored=stored))
 
 
 @router.post("/pools/{pool_id:id}/pause")
 async def pause_pool(
-    pool_id: Name, body: PauseBody, request: Request, by: PoolCaller, db: DatabaseDep
-) -> dict[str, Any]:
+    pool_id: Name, body: Body[Pause], request: Request, by: PoolCaller, db: DatabaseDep
+) -> Answer[PoolPauseResult]:
     """Pause a pool. No launch starts after the response; waiting intents are cancelled, workers keep running."""
     async with db.acquire() as connection, connection.transaction():
         await check_until(connection, body.until)
         if not await pauses.pause(connection, pool_id, reason=body.reason, by=by, until=body.until):
             raise no_pool(pool_id)
     wake(request)
-    return {"id": pool_id, "paused": True, "until": body.until}
+    return Answer(PoolPauseResult(id=pool_id, paused=True, until=body.until))
 
 
 @router.post("/pools/{pool_id:id}/resume")
 async def resume_pool(
-    pool_id: Name, body: PauseBody, request: Request, by: PoolCaller, db: DatabaseDep
-) -> dict[str, Any]:
+    pool_id: Name, body: Body[Pause], request: Request, by: PoolCaller, db: DatabaseDep
+) -> Answer[PoolPauseResult]:
     """Resume a paused pool."""
     async with db.acquire() as connection, connection.transaction():
         if pool_id not in await pools.known(connection, [pool_id]):
@@ -114,13 +97,13 @@ async def resume_pool(
         if not await pauses.resume(connection, pool_id, reason=body.reason, by=by):
             raise _wrong_state(pool_id, "is not paused")
     wake(request)
-    return {"id": pool_id, "paused": False}
+    return Answer(PoolPauseResult(id=pool_id, paused=False))
 
 
 @router.post("/pools/{pool_id:id}/freeze")
 async def freeze_pool(
-    pool_id: Name, body: ReasonBody, request: Request, by: PoolCaller, db: DatabaseDep
-) -> dict[str, Any]:
+    pool_id: Name, body: Body[ReasonGiven], request: Request, by: PoolCaller, db: DatabaseDep
+) -> Answer[PoolFreezeResult]:
     """Freeze a pool until it is unfrozen. No launch starts after the response."""
     async with db.acquire() as connection, connection.transaction():
         if pool_id not in await pools.known(connection, [pool_id]):
@@ -128,13 +111,13 @@ async def freeze_pool(
         if not await pauses.freeze(connection, pool_id, reason=body.reason, by=by):
             raise _wrong_state(pool_id, "is already frozen")
     wake(request)
-    return {"id": pool_id, "frozen": True}
+    return Answer(PoolFreezeResult(id=pool_id, frozen=True))
 
 
 @router.post("/pools/{pool_id:id}/unfreeze")
 async def unfreeze_pool(
-    pool_id: Name, body: ReasonBody, request: Request, by: PoolCaller, db: DatabaseDep
-) -> dict[str, Any]:
+    pool_id: Name, body: Body[ReasonGiven], request: Request, by: PoolCaller, db: DatabaseDep
+) -> Answer[PoolFreezeResult]:
     """Unfreeze a pool. An image that is still bad freezes it again after `freeze_after` more failed starts."""
     async with db.acquire() as connection, connection.transaction():
         if pool_id not in await pools.known(connection, [pool_id]):
@@ -142,40 +125,46 @@ async def unfreeze_pool(
         if not await freezing.unfreeze(connection, pool_id, reason=body.reason, by=by):
             raise _wrong_state(pool_id, "is not frozen")
     wake(request)
-    return {"id": pool_id, "frozen": False}
+    return Answer(PoolFreezeResult(id=pool_id, frozen=False))
 
 
 @router.get("/launch-stops", dependencies=[READ])
-async def list_launch_stops(db: DatabaseDep) -> dict[str, Any]:
+async def list_launch_stops(db: DatabaseDep) -> Answer[Items[LaunchStop]]:
     """List the launch stops in force."""
-    return {"items": await launch_stops.in_force(db)}
+    return Answer(Items(items=await launch_stops.in_force(db)))
 
 
 @router.post("/stop-launching")
 async def stop_launching(
-    body: LaunchStopBody, request: Request, by: Annotated[str, Depends(Needs("launching:stop"))], db: DatabaseDep
-) -> dict[str, Any]:
+    body: Body[LaunchStopRequest],
+    request: Request,
+    by: Annotated[str, Depends(Needs("launching:stop"))],
+    db: DatabaseDep,
+) -> Answer[LaunchStopResult]:
     """Set a launch stop. Works without Kafka; no launch starts after the response."""
     async with db.acquire() as connection, connection.transaction():
         await _check_target(connection, body)
         await check_until(connection, body.until)
         await apply.stop(connection, body.scope, body.scope_id, reason=body.reason, by=by, until=body.until)
     wake(request)
-    return {"scope": body.scope, "scope_id": body.scope_id, "stopped": True}
+    return Answer(LaunchStopResult(scope=body.scope, scope_id=body.scope_id, stopped=True))
 
 
 @router.post("/start-launching")
 async def start_launching(
-    body: LaunchStopBody, request: Request, by: Annotated[str, Depends(Needs("launching:stop"))], db: DatabaseDep
-) -> dict[str, Any]:
+    body: Body[LaunchStopRequest],
+    request: Request,
+    by: Annotated[str, Depends(Needs("launching:stop"))],
+    db: DatabaseDep,
+) -> Answer[LaunchStopResult]:
     """Lift a launch stop. `was_stopped` is false if there was none."""
     async with db.acquire() as connection, connection.transaction():
         lifted = await apply.start(connection, body.scope, body.scope_id, reason=body.reason, by=by)
     wake(request)
-    return {"scope": body.scope, "scope_id": body.scope_id, "stopped": False, "was_stopped": lifted}
+    return Answer(LaunchStopResult(scope=body.scope, scope_id=body.scope_id, stopped=False, was_stopped=lifted))
 
 
-async def _check_target(db: Connection, body: LaunchStopBody) -> None:
+async def _check_target(db: Connection, body: LaunchStopRequest) -> None:
     """Reject a launch stop on an unknown name, which would stop nothing."""
     if not await launch_stops.has_target(db, body.scope, body.scope_id):
         raise Problem(404, "unknown-target", "No such account or pool", f"{body.scope} {body.scope_id!r}")

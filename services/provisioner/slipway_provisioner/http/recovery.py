@@ -1,54 +1,42 @@
 """Routes for people: the identity of the deployment, and recovery after a restore of its database."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import Depends, Request
 
+from slipway_api.http.provisioner.recovery import (
+    Deployment,
+    LostClaim,
+    OrphanInstance,
+    Recovery,
+    RecoveryConfirmation,
+    RecoveryConfirmed,
+)
 from slipway_common.database.postgres import Database
 from slipway_common.messaging import incarnation
 from slipway_common.web.access import READ, Needs
+from slipway_common.web.answers import Answer
+from slipway_common.web.bodies import Body
 from slipway_common.web.problem import Problem
+from slipway_common.web.router import Router
 from slipway_common.web.runtime import database, wake
-from slipway_common.web.text import Name
 from slipway_provisioner.apply import recovery as apply
 from slipway_provisioner.domain.recovery import Action, proposals
 from slipway_provisioner.store import deployment, orphans, recovery, restores
 
-router = APIRouter(tags=["recovery"])
+router = Router(tags=["recovery"])
 DatabaseDep = Annotated[Database, Depends(database)]
-INSTANCES_MAX = 10_000
-
-
-class Choice(BaseModel):
-    """A decision about an orphan instance."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    account_id: Name
-    instance_id: Name
-    action: Action
-
-
-class Confirmation(BaseModel):
-    """Decisions about orphan instances. Those without one still wait. `unlisted`: accounts to confirm although
-    they have not been listed since the restore."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    instances: tuple[Choice, ...] = Field((), max_length=INSTANCES_MAX)
-    unlisted: tuple[Name, ...] = Field((), max_length=INSTANCES_MAX)
 
 
 @router.get("/deployment", dependencies=[READ])
-async def get_deployment(db: DatabaseDep) -> dict[str, Any]:
+async def get_deployment(db: DatabaseDep) -> Answer[Deployment]:
     """Return the id with which every machine of this deployment is tagged, and the incarnation of its database."""
-    return msgspec.structs.asdict(await deployment.get(db))
+    return Answer(await deployment.get(db))
 
 
 @router.get("/recovery", dependencies=[READ])
-async def get_recovery(db: DatabaseDep) -> dict[str, Any]:
+async def get_recovery(db: DatabaseDep) -> Answer[Recovery]:
     """Return the reason why nothing is launched after a restore, and the differences between the rows and what runs, as
     of the newest pass of the instance reaper over each account. A confirmation is refused unless the database is
     `compared` with Kafka, and while accounts are `not_listed`."""
@@ -56,27 +44,33 @@ async def get_recovery(db: DatabaseDep) -> dict[str, Any]:
         found = await orphans.listed(connection)
         revisions = await recovery.revisions(connection, {orphan.launch_config_id for orphan in found})
         proposed = proposals(found, revisions, await recovery.ended(connection, found))
-        return {
-            "unconfirmed": await restores.unconfirmed(connection),
-            "restored": await restores.stop(connection),
-            "compared": await incarnation.is_trusted(connection),
-            "orphans": [
-                msgspec.structs.asdict(each.orphan) | {"action": each.action, "why": each.why} for each in proposed
-            ],
-            "missing": await recovery.missing(connection),
-            "open_calls": await recovery.open_calls(connection),
-            "lost_claims": [msgspec.structs.asdict(each) for each in await recovery.lost(connection)],
-            "not_listed": await recovery.not_listed(connection),
-        }
+        return Answer(
+            Recovery(
+                unconfirmed=await restores.unconfirmed(connection),
+                restored=await restores.stop(connection),
+                compared=await incarnation.is_trusted(connection),
+                orphans=[
+                    OrphanInstance(**msgspec.structs.asdict(each.orphan), action=each.action, why=each.why)
+                    for each in proposed
+                ],
+                missing=await recovery.missing(connection),
+                open_calls=await recovery.open_calls(connection),
+                lost_claims=[LostClaim(**msgspec.structs.asdict(each)) for each in await recovery.lost(connection)],
+                not_listed=await recovery.not_listed(connection),
+            )
+        )
 
 
 @router.post("/recovery/confirm")
 async def confirm(
-    body: Confirmation, request: Request, by: Annotated[str, Depends(Needs("restores:write"))], db: DatabaseDep
-) -> dict[str, Any]:
+    body: Body[RecoveryConfirmation],
+    request: Request,
+    by: Annotated[str, Depends(Needs("restores:write"))],
+    db: DatabaseDep,
+) -> Answer[RecoveryConfirmed]:
     """Decide about orphan instances and start launching again. From then on the instance reaper terminates orphan
     instances, except for those that wait for a decision."""
-    chosen = {(each.account_id, each.instance_id): each.action for each in body.instances}
+    chosen = {(each.account_id, each.instance_id): Action(each.action) for each in body.instances}
     try:
         async with db.acquire() as connection, connection.transaction():
             if not await incarnation.is_trusted(connection):
@@ -95,4 +89,4 @@ async def confirm(
     except apply.CannotAdopt as error:
         raise Problem(409, "cannot-adopt", "The instance cannot be adopted", str(error)) from error
     wake(request)
-    return msgspec.structs.asdict(confirmed)
+    return Answer(confirmed)

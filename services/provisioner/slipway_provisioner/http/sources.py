@@ -1,15 +1,18 @@
 """Routes for sources of demand."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Request
-from starlette.responses import Response
+from fastapi import Depends, Request
 
+from slipway_api.http.pages import Page
+from slipway_api.http.provisioner.demand import DemandSource, RemovedSource
 from slipway_common.database.postgres import Database
 from slipway_common.web import pages
 from slipway_common.web.access import READ
+from slipway_common.web.answers import Answer
 from slipway_common.web.problem import Problem
+from slipway_common.web.router import Router
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, ReasonOrEmpty
 from slipway_provisioner.apply.sources import remove_source
@@ -17,7 +20,7 @@ from slipway_provisioner.http.pools import Reporter, no_pool
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import pools, sources
 
-router = APIRouter(tags=["pools"])
+router = Router(tags=["pools"])
 DatabaseDep = Annotated[Database, Depends(database)]
 
 
@@ -28,7 +31,7 @@ async def list_sources(
     pool: Name | None = None,
     limit: pages.Limit = 100,
     cursor: pages.Cursor = None,
-) -> Response:
+) -> Answer[Page[DemandSource]]:
     """List the sources of demand with their last reports. A stale one launches nothing, and is dropped at
     `protected_until` unless it reports again."""
     settings: Settings = request.app.state.settings
@@ -36,13 +39,13 @@ async def list_sources(
         raise no_pool(pool)
     after = pages.after(cursor, sources.FIRST)
     rows = await sources.listed(db, pool, settings.stale_demand_seconds, after=after, limit=limit + 1)
-    return pages.page(rows, limit, lambda row: sources.SourcePlace(row["pool_id"], row["source"]))
+    return pages.page(rows, limit, lambda row: sources.SourcePlace(row.pool_id, row.source))
 
 
 @router.delete("/pools/{pool_id:id}/demand/{source:id}")
 async def remove(
     pool_id: Name, source: Name, request: Request, by: Reporter, db: DatabaseDep, reason: ReasonOrEmpty = ""
-) -> dict[str, Any]:
+) -> Answer[RemovedSource]:
     """Remove a source of demand: its reports up to now no longer count. A later report brings it back."""
     async with db.acquire() as connection, connection.transaction():
         if pool_id not in await pools.known(connection, [pool_id]):
@@ -52,4 +55,4 @@ async def remove(
         detail = f"pool {pool_id} has no source {source!r}; see `slipway demand ls {pool_id}`"
         raise Problem(404, "unknown-source", "No such source of demand", detail)
     wake(request)
-    return {"pool_id": pool_id, "source": source} | msgspec.structs.asdict(removed)
+    return Answer(RemovedSource(pool_id=pool_id, source=source, **msgspec.structs.asdict(removed)))

@@ -1,27 +1,32 @@
 """Route that shows the user data of a pool's machines."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 
+from slipway_api.http.provisioner.pools import UserDataPreview
 from slipway_common.database.postgres import Database
 from slipway_common.declaration.user_data import BYTES_MAX
 from slipway_common.web.access import READ_SETTINGS
+from slipway_common.web.answers import Answer
 from slipway_common.web.problem import Problem
+from slipway_common.web.router import Router
 from slipway_common.web.runtime import database
 from slipway_common.web.text import Name
 from slipway_provisioner.domain import user_data
 from slipway_provisioner.http.pools import no_pool
 from slipway_provisioner.store import accounts, configs, demand, pools
 
-router = APIRouter(tags=["pools"])
+router = Router(tags=["pools"])
 DatabaseDep = Annotated[Database, Depends(database)]
 Config = Annotated[Name | None, Query(description="Launch config of the pool [default: the first one].")]
 BATCH: Final = "00000000-0000-0000-0000-000000000000"
 
 
 @router.get("/pools/{pool_id:id}/user-data", dependencies=[READ_SETTINGS])
-async def show_user_data(pool_id: Name, request: Request, db: DatabaseDep, config: Config = None) -> dict[str, Any]:
+async def show_user_data(
+    pool_id: Name, request: Request, db: DatabaseDep, config: Config = None
+) -> Answer[UserDataPreview]:
     """Show the user data of the next machines of a launch config, with a batch id of zeros and secrets masked, and
     their maximum size."""
     async with db.acquire() as connection:
@@ -37,9 +42,11 @@ async def show_user_data(pool_id: Name, request: Request, db: DatabaseDep, confi
     url, ca = settings.url_for_machines, settings.authorities_for_machines()
     template = revision["user_data"]
     values = user_data.values_of(revision, account, register_url=url, batch_id=BATCH, source=source, ca=ca)
-    return {
-        "config": revision["id"],
-        "user_data": user_data.preview(template, values),
-        "bytes": user_data.longest_bytes(template, values),
-        "bytes_max": BYTES_MAX,
-    }
+    return Answer(
+        UserDataPreview(
+            config=revision["id"],
+            user_data=user_data.preview(template, values),
+            bytes=user_data.longest_bytes(template, values),
+            bytes_max=BYTES_MAX,
+        )
+    )

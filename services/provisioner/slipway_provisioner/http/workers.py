@@ -3,25 +3,43 @@
 import contextlib
 import hmac
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Final, Literal
+from datetime import datetime
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import Depends, Request
 
 from slipway_api.events.lifecycle import IllegalTransition
-from slipway_common.base.ids import WORKER_TOKEN, hash_secret, new_worker_token
+from slipway_api.http.provisioner.agents import (
+    ClaimAnswer,
+    ClaimReport,
+    EndAnswer,
+    EndReport,
+    ErrorReport,
+    HeartbeatAnswer,
+    NoticeReport,
+    RegisteredWorker,
+    Registration,
+    ReportAnswer,
+    Standing,
+    StopReport,
+)
+from slipway_api.problems import InvalidPart
+from slipway_common.base.ids import hash_secret, new_worker_token
 from slipway_common.base.revisions import hash_of
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.access import Open, OwnWorker
-from slipway_common.web.moment import Moment, MomentText, parsed
+from slipway_common.web.answers import Answer
+from slipway_common.web.bodies import Report
+from slipway_common.web.moment import parsed
 from slipway_common.web.problem import Problem
+from slipway_common.web.router import Router
 from slipway_common.web.runtime import database, wake
-from slipway_common.web.text import Name, Note
+from slipway_common.web.text import Name
 from slipway_provisioner import metrics
 from slipway_provisioner.apply import registration, reports
 from slipway_provisioner.apply.enrolment import Enroller, NotVisible
-from slipway_provisioner.apply.reports import Agent, Answer, ReportedClaim, ReportedEnd
+from slipway_provisioner.apply.reports import Agent, ReportedClaim, ReportedEnd
 from slipway_provisioner.domain.identity import IdentityRefused, Proof, Reason
 from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.domain.registration import batch_secret
@@ -30,7 +48,7 @@ from slipway_provisioner.providers.port import OutcomeUnknown
 from slipway_provisioner.store import restores
 
 LOG = logger(__name__)
-router = APIRouter(prefix="/workers", tags=["workers"])
+router = Router(prefix="/workers", tags=["workers"])
 DatabaseDep = Annotated[Database, Depends(database)]
 Secret = Annotated[str, Depends(OwnWorker())]
 # Status, slug and title of each refusal; its text is the detail.
@@ -53,61 +71,6 @@ REFUSALS: Final[dict[type[Exception], tuple[int, str, str]]] = {
 # Exported from 0 on, so that the first refusal is an increase.
 for _slug in ("bad-secret", *(f"identity-{reason}" for reason in Reason)):
     metrics.REGISTRATIONS_REFUSED.labels(_slug)
-
-
-class AgentBody(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class MachineIdentity(AgentBody):
-    """Identity document of the machine, as its provider shows it there, with its signatures in base64."""
-
-    document: Annotated[str, Field(min_length=1, max_length=4096)]
-    signature: Annotated[str, Field(max_length=1024)] = ""
-    rsa2048: Annotated[str, Field(max_length=8192)] = ""
-
-
-class Registration(AgentBody):
-    """`token`: the worker's, from an earlier registration of the machine, or drawn by its agent before the first."""
-
-    batch_id: Annotated[str, Field(pattern=f"^{UUID.pattern}$")]
-    secret: Name
-    instance_id: Name
-    token: Annotated[str, Field(pattern=f"^{WORKER_TOKEN}[A-Za-z0-9_-]{{43}}$")] | None = None
-    identity: MachineIdentity | None = None
-
-
-class ClaimReport(AgentBody):
-    """`at`: time of the claim, by which its end names it, in the same words."""
-
-    task_id: Name
-    source: Name
-    at: MomentText
-
-
-class EndReport(AgentBody):
-    """`claimed_at`: `at` of the claim that ends. A worker with one task at a time may leave out all but `at`."""
-
-    at: Moment
-    task_id: Name | None = None
-    source: Name | None = None
-    claimed_at: MomentText | None = None
-
-
-class TimeReport(AgentBody):
-    at: Moment
-
-
-class ErrorReport(AgentBody):
-    kind: Name
-    detail: Note = ""
-
-
-class NoticeReport(AgentBody):
-    kind: Literal[Notice.REBALANCE, Notice.INTERRUPTION]
-    at: Moment
-    ends_at: Moment | None = None
-    zone_id: Annotated[str, Field(pattern="^[a-z0-9-]{0,64}$")] = ""
 
 
 # Refusals that a restored database may give for lack of rows: agents try again until its state is confirmed.
@@ -148,32 +111,39 @@ async def _problems(db: Database) -> AsyncIterator[None]:
         raise Problem(*REFUSALS[type(refusal)], str(refusal)) from refusal
 
 
+def _time(field: str, text: str) -> datetime:
+    """The time that a worker has written. Raises Problem."""
+    try:
+        return parsed(text)
+    except ValueError as error:
+        where, reason = f"body/{field}", f"is no time such as 2026-01-05T09:59:58Z: {text!r}"
+        errors = [InvalidPart(where=where, reason=reason)]
+        detail = f"{where}: {reason}"
+        raise Problem(422, "invalid-request", "The request is not valid", detail, errors=errors) from error
+
+
 def _agent(worker_id: str, secret: str) -> Agent:
     if not UUID.fullmatch(worker_id):
         raise reports.UnknownWorker(worker_id)
     return Agent(worker_id, hash_secret(secret))
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
-    return {"terminate": bool(answer.reason), "reason": answer.reason}
-
-
 @router.post("/register", dependencies=[Depends(Open("the body has the secret of the launch batch"))])
-async def register(body: Registration, request: Request, db: DatabaseDep) -> dict[str, Any]:
+async def register(body: Report[Registration], request: Request, db: DatabaseDep) -> Answer[RegisteredWorker]:
     """Register an instance: exchange the batch secret, and the identity of the machine where its provider attests it,
     for a worker token. Repeatable with this token; without it until it is used, unless the provider attests."""
     try:
-        answer = await _register(body, request, db)
+        registered = await _register(body, request, db)
     except Problem as problem:
         if problem.status < 500:
             metrics.REGISTRATIONS_REFUSED.labels(problem.slug).inc()
         LOG.warning("registration refused", batch=body.batch_id, instance=body.instance_id, reason=str(problem))
         raise
     wake(request)
-    return answer
+    return Answer(registered)
 
 
-async def _register(body: Registration, request: Request, db: Database) -> dict[str, Any]:
+async def _register(body: Registration, request: Request, db: Database) -> RegisteredWorker:
     key = request.app.state.settings.registration_key
     if not hmac.compare_digest(batch_secret(key, body.batch_id).encode(), body.secret.encode()):
         raise Problem(401, "bad-secret", "The secret does not match the batch", "")
@@ -186,89 +156,99 @@ async def _register(body: Registration, request: Request, db: Database) -> dict[
         worker, event = await registration.register(tx, body.batch_id, body.instance_id, hash_secret(token), enrolment)
     if event is not None:
         metrics.BOOT_SECONDS.labels(worker.pool_id).observe(event.boot_seconds)
-    return {"worker_id": worker.id, "token": token, "pool_id": worker.pool_id, "task_slots": worker.task_slots}
+    return RegisteredWorker(worker_id=worker.id, token=token, pool_id=worker.pool_id, task_slots=worker.task_slots)
 
 
 @router.post("/{worker_id:id}/claimed")
 async def claimed(
-    worker_id: Name, body: ClaimReport, request: Request, secret: Secret, db: DatabaseDep
-) -> dict[str, Any]:
+    worker_id: Name, body: Report[ClaimReport], request: Request, secret: Secret, db: DatabaseDep
+) -> Answer[ClaimAnswer]:
     """Report the claim of a task, which ends with its idle report, or with the worker; with one task slot at the latest
     with the next claim. `counted` is false for a claim above the worker's task slots."""
-    claim = ReportedClaim(task_id=body.task_id, source=body.source, claimed_at=body.at, at=parsed(body.at))
+    claim = ReportedClaim(task_id=body.task_id, source=body.source, claimed_at=body.at, at=_time("at", body.at))
     async with _transaction(db) as tx:
         answer, counted = await reports.claimed(tx, _agent(worker_id, secret), claim)
     wake(request)
-    return _answer(answer) | {"counted": counted}
+    return Answer(ClaimAnswer(terminate=bool(answer.reason), reason=answer.reason, counted=counted))
 
 
 @router.post("/{worker_id:id}/idle")
-async def idle(worker_id: Name, body: EndReport, request: Request, secret: Secret, db: DatabaseDep) -> dict[str, Any]:
+async def idle(
+    worker_id: Name, body: Report[EndReport], request: Request, secret: Secret, db: DatabaseDep
+) -> Answer[EndAnswer]:
     """Report that a task has ended. `ended` is 0 if no open claim is the one that it names, or if it names none and
     several are open."""
+    if body.claimed_at is not None:
+        _time("claimed_at", body.claimed_at)
     end = ReportedEnd(
         at=body.at, task_id=body.task_id or "", source=body.source or "", claimed_at=body.claimed_at or ""
     )
     async with _transaction(db) as tx:
         answer, ended = await reports.idle(tx, _agent(worker_id, secret), end)
     wake(request)
-    return _answer(answer) | {"ended": ended}
+    return Answer(EndAnswer(terminate=bool(answer.reason), reason=answer.reason, ended=ended))
 
 
 @router.post("/{worker_id:id}/heartbeat")
-async def heartbeat(worker_id: Name, secret: Secret, db: DatabaseDep) -> dict[str, Any]:
+async def heartbeat(worker_id: Name, secret: Secret, db: DatabaseDep) -> Answer[HeartbeatAnswer]:
     """Return whether a worker must stop, and whether its task is known. An agent whose task is not reports its claim
     again: the database may have lost it."""
     async with _transaction(db) as tx:
         answer = await reports.heartbeat(tx, _agent(worker_id, secret))
-    return _answer(answer) | {"has_task": answer.has_task}
+    return Answer(HeartbeatAnswer(terminate=bool(answer.reason), reason=answer.reason, has_task=answer.has_task))
 
 
 @router.get("/{worker_id:id}/should-terminate")
-async def should_terminate(worker_id: Name, secret: Secret, db: DatabaseDep) -> dict[str, Any]:
+async def should_terminate(worker_id: Name, secret: Secret, db: DatabaseDep) -> Answer[Standing]:
     """Return whether a worker must stop, or leave after its task, and the standing of its revision, for agents that
     check between two tasks. Counts as a heartbeat."""
     async with _transaction(db) as tx:
         answer = await reports.heartbeat(tx, _agent(worker_id, secret))
     standing = answer.standing
-    return _answer(answer) | {
-        "config": standing.name,
-        "revision": hash_of(standing.id),
-        "current": hash_of(standing.current_id),
-        "state": standing.state,
-        "deadline": standing.drain_until,
-    }
+    return Answer(
+        Standing(
+            terminate=bool(answer.reason),
+            reason=answer.reason,
+            config=standing.name,
+            revision=hash_of(standing.id),
+            current=hash_of(standing.current_id),
+            state=standing.state,
+            deadline=standing.drain_until,
+        )
+    )
 
 
 @router.post("/{worker_id:id}/error")
-async def report_error(worker_id: Name, body: ErrorReport, secret: Secret, db: DatabaseDep) -> dict[str, Any]:
+async def report_error(
+    worker_id: Name, body: Report[ErrorReport], secret: Secret, db: DatabaseDep
+) -> Answer[ReportAnswer]:
     """Report an error of the machine. It changes no state."""
     async with _transaction(db) as tx:
         answer = await reports.error(tx, _agent(worker_id, secret), body.kind, body.detail)
-    return _answer(answer)
+    return Answer(ReportAnswer(terminate=bool(answer.reason), reason=answer.reason))
 
 
 @router.post("/{worker_id:id}/notice")
 async def notice(
-    worker_id: Name, body: NoticeReport, request: Request, secret: Secret, db: DatabaseDep
-) -> dict[str, Any]:
+    worker_id: Name, body: Report[NoticeReport], request: Request, secret: Secret, db: DatabaseDep
+) -> Answer[ReportAnswer]:
     """Report a notice that the provider interrupts the machine, or recommends replacing it.
 
     The worker leaves after its task, and the capacity that the machine was launched from loses weight."""
-    reported = ReportedNotice(body.kind, body.ends_at, body.zone_id)
+    reported = ReportedNotice(Notice(body.kind), body.ends_at, body.zone_id)
     async with _transaction(db) as tx:
         answer = await reports.noticed(tx, _agent(worker_id, secret), reported)
     wake(request)
-    return _answer(answer)
+    return Answer(ReportAnswer(terminate=bool(answer.reason), reason=answer.reason))
 
 
 @router.post("/{worker_id:id}/stopped")
 async def has_stopped(
-    worker_id: Name, body: TimeReport, request: Request, secret: Secret, db: DatabaseDep
-) -> dict[str, Any]:
+    worker_id: Name, body: Report[StopReport], request: Request, secret: Secret, db: DatabaseDep
+) -> Answer[ReportAnswer]:
     """Report that the machine stops by itself; its task, if any, has ended."""
     reason = "ended by itself"
     async with _transaction(db) as tx:
         await reports.stopped(tx, _agent(worker_id, secret), reason, body.at)
     wake(request)
-    return {"terminate": True, "reason": reason}
+    return Answer(ReportAnswer(terminate=True, reason=reason))

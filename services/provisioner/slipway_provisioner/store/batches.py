@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 import sqlalchemy as sa
 
+from slipway_api.http.provisioner.workers import LaunchBatch
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, names, seconds
 from slipway_provisioner.domain.launching import BatchState
@@ -173,11 +174,11 @@ async def get(db: Connection, batch_id: str) -> Batch | None:
     return None if row is None else from_row(row)
 
 
-def described(batch: Batch) -> dict[str, Any]:
+def described(batch: Batch) -> LaunchBatch:
     """Batch as shown to people, without the body, which holds the config's settings, and without the token. The price
     is exact as text."""
-    shown = {name: value for name, value in msgspec.structs.asdict(batch).items() if name not in {"body", "token"}}
-    return shown | {"price": None if batch.price is None else str(batch.price)}
+    shown = {name: getattr(batch, name) for name in LaunchBatch.__struct_fields__}
+    return LaunchBatch(**shown | {"price": None if batch.price is None else str(batch.price)})
 
 
 async def known(tx: Connection, batch_id: str, outcome: str, *, charged: int, unproven: int = 0) -> None:

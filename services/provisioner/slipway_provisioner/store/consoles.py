@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from slipway_api.events.lifecycle import REGISTERED
+from slipway_api.http.provisioner import workers as wire
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, given, names, seconds
 from slipway_provisioner.domain.consoles import ConsoleOutput
@@ -101,10 +102,10 @@ async def resolve(tx: Connection) -> list[str]:
     return [row["image_revision"] for row in await tx.fetch(RESOLVE)]
 
 
-async def listed(db: Connection, image_revision: str | None, limit: int) -> list[dict[str, Any]]:
+async def listed(db: Connection, image_revision: str | None, limit: int) -> list[wire.ConsoleOutput]:
     """Console outputs for people, newest first."""
     rows = await db.fetch(LISTED, image_revision, limit)
-    return [dict(row) | {"batch_id": str(row["batch_id"]), "worker_id": str(row["worker_id"])} for row in rows]
+    return [wire.ConsoleOutput(**row) for row in rows]
 
 
 async def revision(db: Connection, launch_config_id: str) -> Any:

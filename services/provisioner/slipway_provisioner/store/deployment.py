@@ -2,9 +2,9 @@
 
 from typing import Final
 
-import msgspec
 import sqlalchemy as sa
 
+from slipway_api.http.provisioner.recovery import Deployment
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
 from slipway_provisioner.store.tables import deployment, metadata
@@ -12,13 +12,6 @@ from slipway_provisioner.store.tables import deployment, metadata
 GET: Final = Statement(
     sa.select(deployment.c.id, sa.select(metadata.tables["incarnation"].c.id).scalar_subquery().label("incarnation"))
 )
-
-
-class Deployment(msgspec.Struct, frozen=True):
-    """Ids of the deployment, which never changes, and of the incarnation of its database."""
-
-    id: str
-    incarnation: str
 
 
 async def get(db: Connection) -> Deployment:

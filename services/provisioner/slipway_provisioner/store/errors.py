@@ -2,11 +2,13 @@
 code and hour."""
 
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
+from slipway_api.http.provisioner.launch_configs import FrequentError
+from slipway_api.http.provisioner.workers import ErrorTotal, WorkerError
 from slipway_common.database.places import LAST_NUMBER
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, beyond, matches, not_before
@@ -106,21 +108,21 @@ async def listed(
     since: datetime | None,
     after: int = LAST_NUMBER,
     limit: int,
-) -> list[dict[str, Any]]:
+) -> list[WorkerError]:
     """Errors, newest first: all that are stored, or those that match, from the one before the row `after`."""
     filters = {"worker_id": worker_id, "pool_id": pool_id, "launch_config_id": launch_config_id, "code": code}
     arguments = LISTED.arguments(**filters, since=since, after=after, limit=limit)
-    return [dict(row) for row in await db.fetch(LISTED.text, *arguments)]
+    return [WorkerError(**row) for row in await db.fetch(LISTED.text, *arguments)]
 
 
 async def totals(
     db: Connection, *, pool_id: str | None, launch_config_id: str | None, since: datetime | None, limit: int
-) -> list[dict[str, Any]]:
+) -> list[ErrorTotal]:
     """Numbers of errors per launch config, code and hour, newest hours first."""
     arguments = TOTALS.arguments(pool_id=pool_id, launch_config_id=launch_config_id, since=since, limit=limit)
-    return [dict(row) for row in await db.fetch(TOTALS.text, *arguments)]
+    return [ErrorTotal(**row) for row in await db.fetch(TOTALS.text, *arguments)]
 
 
-async def recent(db: Connection, launch_config_id: str) -> list[dict[str, Any]]:
+async def recent(db: Connection, launch_config_id: str) -> list[FrequentError]:
     """The most frequent codes of a launch config in the last day, with their numbers and newest samples."""
-    return [dict(row) for row in await db.fetch(RECENT, launch_config_id)]
+    return [FrequentError(**row) for row in await db.fetch(RECENT, launch_config_id)]

@@ -102,7 +102,7 @@ async def read_pools(db: Connection, after: str) -> Mapping[str, Readings]:
     found: dict[str, dict[str, dict[tuple[str, ...], Any]]] = {id_: {name: {} for name in POOL_NAMES} for id_ in ids}
     for pool in await summaries.pools_of(db, ids):
         for name, column in _OF_POOL.items():
-            found[pool["id"]][name][(pool["id"],)] = pool[column] or 0
+            found[pool.id][name][(pool.id,)] = getattr(pool, column) or 0
     for row in await db.fetch(CONFIGS, ids):
         of_pool, labels = found[row["pool_id"]], (row["pool_id"], row["id"])
         # A config has a value for every state, so that series fall to zero instead of ending.

@@ -6,6 +6,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
+from slipway_api.http.provisioner.pools import LaunchStop
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
 from slipway_provisioner.store.tables import account, dirty_pool, launch_stop, launch_stop_guard, worker_pool
@@ -47,9 +48,9 @@ TARGETS: Final = {
 }
 
 
-async def in_force(db: Connection) -> list[dict[str, Any]]:
+async def in_force(db: Connection) -> list[LaunchStop]:
     """Launch stops in force now."""
-    return [dict(row) for row in await db.fetch(LISTED.text)]
+    return [LaunchStop(**row) for row in await db.fetch(LISTED.text)]
 
 
 async def has_target(tx: Connection, scope: str, scope_id: str) -> bool:

@@ -22,6 +22,7 @@ from slipway_api.events.lease import (
     LeaseUnleasedReported,
 )
 from slipway_api.events.lifecycle import WAITING
+from slipway_api.http.provisioner.workers import WorkerLease
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, names, seconds
@@ -184,9 +185,9 @@ async def get(db: Connection, lease_id: str) -> Lease | None:
     return None if row is None else Lease(**row)
 
 
-def described(lease: Lease) -> dict[str, Any]:
+def described(lease: Lease) -> WorkerLease:
     """Lease as shown to people."""
-    return {name: value for name, value in msgspec.structs.asdict(lease).items() if name != "traceparent"}
+    return msgspec.convert(lease, WorkerLease, from_attributes=True)
 
 
 async def lock_all(tx: Connection, lease_ids: Iterable[str], request_ids: Iterable[str]) -> None:

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from slipway_api.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, SERVING
+from slipway_api.http.provisioner.accounts import Account, UnreachableMachine
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, given
 from slipway_provisioner.domain.account_check import CheckState
@@ -170,11 +171,13 @@ async def forget(db: Connection, account_id: str, *, instance_ids: Collection[st
         await db.execute(FORGET, account_id, list(instance_ids), list(batch_ids))
 
 
-async def machines(db: Connection, account_id: str) -> list[dict[str, Any]]:
+async def machines(db: Connection, account_id: str) -> list[UnreachableMachine]:
     """Machines that may still run in an account, oldest first."""
-    return [dict(row) for row in await db.fetch(MACHINES.text, *MACHINES.arguments(account_id=account_id))]
+    return [
+        UnreachableMachine(**row) for row in await db.fetch(MACHINES.text, *MACHINES.arguments(account_id=account_id))
+    ]
 
 
-async def accounts(db: Connection, account_id: str | None = None) -> list[dict[str, Any]]:
+async def accounts(db: Connection, account_id: str | None = None) -> list[Account]:
     """Accounts as shown to people: declared ones, and removed ones in which something may be left."""
-    return [dict(row) for row in await db.fetch(ACCOUNTS, account_id)]
+    return [Account(**row) for row in await db.fetch(ACCOUNTS, account_id)]

@@ -6,6 +6,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from slipway_api.events.lifecycle import WAITING
+from slipway_api.http.provisioner.recovery import MissingInstance, OpenCall
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array
 from slipway_provisioner.domain.launching import BatchState, call_body
@@ -91,14 +92,14 @@ async def body(tx: Connection, config_id: str) -> dict[str, Any]:
     return call_body(await tx.fetchrow(BODY.text, *BODY.arguments(config_id=config_id)))
 
 
-async def missing(db: Connection) -> list[dict[str, Any]]:
+async def missing(db: Connection) -> list[MissingInstance]:
     """Workers whose instance was not listed in the newest pass over their account."""
-    return [dict(row) for row in await db.fetch(MISSING)]
+    return [MissingInstance(**row) for row in await db.fetch(MISSING)]
 
 
-async def open_calls(db: Connection) -> list[dict[str, Any]]:
+async def open_calls(db: Connection) -> list[OpenCall]:
     """Launch batches whose outcome is unknown."""
-    return [dict(row) for row in await db.fetch(OPEN_CALLS)]
+    return [OpenCall(**row) for row in await db.fetch(OPEN_CALLS)]
 
 
 async def lost(db: Connection) -> list[LostClaims]:

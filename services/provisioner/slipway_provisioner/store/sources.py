@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from slipway_api.http.provisioner.demand import DemandSource
 from slipway_common.database.places import Text
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import arrays, columns, names
@@ -71,15 +72,15 @@ FIRST: Final = SourcePlace("", "")
 
 async def listed(
     db: Connection, pool_id: str | None, protected_seconds: float, *, after: SourcePlace = FIRST, limit: int
-) -> list[dict[str, Any]]:
+) -> list[DemandSource]:
     """Sources of all pools or of one, by pool, from the one after that place: each with the end of its last report's
     validity, and the time at which it is dropped unless it reports again."""
     rows = await db.fetch(LISTED, pool_id, protected_seconds, *after, limit)
     return [_shown(dict(row)) for row in rows]
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    return row | {"state": Freshness.FRESH if row.pop("fresh") else Freshness.STALE}
+def _shown(row: dict[str, Any]) -> DemandSource:
+    return DemandSource(state=Freshness.FRESH if row.pop("fresh") else Freshness.STALE, **row)
 
 
 async def lock(tx: Connection, pool_id: str, source: str) -> Any:

@@ -6,14 +6,23 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from slipway_api.events.scopes import NEW_WINDOWS, Key
+from slipway_api.http.provisioner.launch_configs import (
+    LaunchConfig,
+    LaunchConfigDetails,
+    LaunchFailure,
+    SharedKey,
+    StageLevel,
+)
+from slipway_api.http.provisioner.pools import Pool
 from slipway_common.base.revisions import hash_of
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, names
 from slipway_provisioner.domain import roll_out
+from slipway_provisioner.domain.deadlines import DefaultDeadlines
 from slipway_provisioner.domain.pool import Share, Shared
 from slipway_provisioner.domain.revisions import HEALTH_SETTINGS
 from slipway_provisioner.domain.windows import share_reason, tripped_share
-from slipway_provisioner.store import errors, usage
+from slipway_provisioner.store import deadlines, errors, usage
 from slipway_provisioner.store.demand import CLAIMED, PENDING
 from slipway_provisioner.store.pools import REPLACEMENT, SHARES, share, shared_window_size, shares, stages
 from slipway_provisioner.store.tables import launch_config, launch_config_name, worker, worker_pool
@@ -98,52 +107,57 @@ OF_RECORD: Final = (
 )
 
 
-async def pools(db: Connection, pool_id: str | None = None) -> list[dict[str, Any]]:
+async def pools(db: Connection, pool_id: str | None = None) -> list[Pool]:
     """Pools with demand, fleet, and `wanted` and `needed` of the newest decision (null before the first).
 
     `backlog_seconds` is for how long a source has had pending tasks without a break, which is not the age of the oldest
     task; null when no fresh source has any. `throttled` are the accounts of active launch configs that throttle calls.
     """
-    return [dict(row) for row in await db.fetch(POOLS, pool_id)]
+    return [Pool(**row) for row in await db.fetch(POOLS, pool_id)]
 
 
-async def pools_of(db: Connection, pool_ids: Sequence[str]) -> list[dict[str, Any]]:
+async def pools_of(db: Connection, pool_ids: Sequence[str]) -> list[Pool]:
     """The same of these pools."""
-    return [dict(row) for row in await db.fetch(POOLS_OF, pool_ids)]
+    return [Pool(**row) for row in await db.fetch(POOLS_OF, pool_ids)]
 
 
 async def configs(
     db: Connection, pool_id: str | None = None, names: Sequence[str] | None = None, *, archived: bool = False
-) -> list[dict[str, Any]]:
+) -> list[LaunchConfig]:
     """Revisions of launch configs with their weight record, windows, outcomes of starts and roll-out, of all or of one
     pool, of all or of some names."""
-    return [_config(row) for row in await db.fetch(LISTED_ALL if archived else LISTED, pool_id, names)]
+    return [LaunchConfig(**_config(row)) for row in await db.fetch(LISTED_ALL if archived else LISTED, pool_id, names)]
 
 
-async def config(db: Connection, config_id: str) -> dict[str, Any] | None:
+async def config(
+    db: Connection, config_id: str, defaults: DefaultDeadlines, day_seconds: float
+) -> LaunchConfigDetails | None:
     """One revision of a launch config, or the current one of a name, with its settings, full weight record (null before
-    the first), newest failures, and the errors that its workers report most."""
+    the first), newest failures, the errors that its workers report most, and the deadlines in force."""
     row = await db.fetchrow(GET, config_id)
     if row is None:
         return None
     failed = await db.fetch(FAILURES.text, *FAILURES.arguments(config_id=row["id"]))
-    return _config(row) | {
-        "settings": row["settings"],
-        "record": row["record"],
-        "recent_failures": list(map(dict, failed)),
-        "recent_errors": await errors.recent(db, row["id"]),
-    }
+    return LaunchConfigDetails(
+        **_config(row),
+        settings=row["settings"],
+        record=row["record"],
+        recent_failures=[LaunchFailure(**failure) for failure in failed],
+        recent_errors=await errors.recent(db, row["id"]),
+        deadlines=dict(await deadlines.in_force(db, row["id"], defaults, day_seconds)),
+    )
 
 
 def _config(row: Any) -> dict[str, Any]:
-    """Over the config's life, `launched` are launches that were accepted, `booted` workers that have registered, as its
-    weight record counts them, `failed` the failures of any stage. `starting`, `running` and `stopping` are its workers.
+    """Fields of a launch config. Over its life, `launched` are launches that were accepted, `booted` workers that have
+    registered, as its weight record counts them, `failed` the failures of any stage. `starting`, `running` and
+    `stopping` are its workers.
 
     `shared` is what it shares with others.
     """
     values = dict(row)
     levels = {
-        name: {"in_flight": stage.in_flight, "unfolded": stage.unfolded, "window": stage.window}
+        name: StageLevel(in_flight=stage.in_flight, unfolded=stage.unfolded, window=stage.window)
         for name, stage in stages(row).items()
         if stage.window is not None
     }
@@ -187,17 +201,17 @@ def _config(row: Any) -> dict[str, Any]:
     )
 
 
-def _shared(of: Mapping[str, Any]) -> dict[str, Any]:
+def _shared(of: Mapping[str, Any]) -> SharedKey:
     """A share as shown, with its key by kind and id, and the window in force."""
     key = Key.of(of["key"])
     values = key._asdict() | {name: value for name, value in of.items() if name != "key"}
-    return values | {"window": shared_window_size(key.kind, of["stage"], of["window"])}
+    return SharedKey(**values | {"window": shared_window_size(key.kind, of["stage"], of["window"])})
 
 
-def _by_share(shared: Sequence[Mapping[str, Any]]) -> dict[Share, Shared]:
+def _by_share(shared: Sequence[SharedKey]) -> dict[Share, Shared]:
     """Shares as the rules take them."""
     return {
-        (key, of["stage"]): Shared(key=key, stage=of["stage"], tripped=of["state"] == "tripped", reason=of["reason"])
+        (key, of.stage): Shared(key=key, stage=of.stage, tripped=of.state == "tripped", reason=of.reason)
         for of in shared
-        for key in [Key(of["kind"], of["id"])]
+        for key in [Key(of.kind, of.id)]
     }

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from slipway_api.events.lifecycle import ENDED, LIVE, WAITING, State
 from slipway_api.events.worker import WorkerLaunched, WorkerRegistered
+from slipway_api.http.provisioner import workers as wire
 from slipway_common.database.places import LAST_ID
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, beyond, given, matches, names
@@ -238,7 +239,6 @@ async def listed(
     return [from_row(row) for row in rows]
 
 
-def described(worker: Worker) -> dict[str, Any]:
+def described(worker: Worker) -> wire.Worker:
     """Worker as shown to people, without the token hash and internal fields."""
-    hidden = {"token_sha256", "token_used", "traceparent", "holds_unit", "not_before", "may_finish"}
-    return {name: value for name, value in msgspec.structs.asdict(worker).items() if name not in hidden}
+    return msgspec.convert(worker, wire.Worker, from_attributes=True)

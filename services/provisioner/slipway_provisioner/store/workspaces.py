@@ -316,8 +316,3 @@ def from_row(row: Any) -> Workspace:
     values: dict[str, Any] = dict(row)
     ids = {name: str(values[name]) for name in ("id", "batch_id")}
     return Workspace(**values | ids | {"phase": Phase(values["phase"])})
-
-
-def described(row: Workspace) -> dict[str, Any]:
-    """Workspace as shown to people."""
-    return msgspec.structs.asdict(row)
