@@ -34,6 +34,7 @@ FIELDS = {
     "partitions",
     "dead_letters",
     "outbox_oldest_seconds",
+    "database_tls",
     "stopped_partitions",
     "leadership",
 }

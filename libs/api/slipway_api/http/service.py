@@ -73,6 +73,8 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Number of dead letters."""
     outbox_oldest_seconds: float | None = None
     """Age of the oldest event that is not published yet, in seconds."""
+    database_tls: bool | None = None
+    """Whether the connections to the database are encrypted."""
     partitions: list[PartitionStatus]
     stopped_partitions: list[StoppedPartition]
     leadership: LeaderStatus | None

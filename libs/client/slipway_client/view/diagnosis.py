@@ -91,6 +91,7 @@ def diagnose(seen: Gathered) -> list[Finding]:
         found.extend(_versions(statuses, seen.own_version))
     found.extend(_clocks(seen.services))
     found.extend(_kafka(seen))
+    found.extend(_unencrypted(seen, statuses))
     if statuses:
         found.extend(_or(_lag(statuses), *_no_lag(seen)))
         found.extend(_or(_stopped(statuses), OK, "positions", "no partition is stopped"))
@@ -183,6 +184,20 @@ def _ahead_seconds(at: datetime, answer: ServiceAnswer) -> float:
     """Seconds ahead of this machine; 0 for a time between question and answer."""
     before = min(0.0, (at - answer.asked_at).total_seconds())
     return before or max(0.0, (at - answer.answered_at).total_seconds())
+
+
+def _unencrypted(seen: Gathered, statuses: Mapping[str, Mapping[str, Any]]) -> Iterable[Finding]:
+    """Connections that anybody on their networks can read: as of a demo, whose PostgreSQL has no TLS and trusts every
+    user of its host."""
+    plain = [f"PostgreSQL of {name}" for name, status in statuses.items() if status.get("database_tls") is False]
+    plain += [f"HTTP of {name}" for name in statuses if plain and seen.services[name].url.startswith("http://")]
+    if plain:
+        yield Finding(
+            NOTE,
+            "encryption",
+            f"none for {some(plain, NAMED)}: for demos and tests alone",
+            "docs/guides/secure.md says how; behind a proxy on the same host, HTTP may stay as it is",
+        )
 
 
 def _kafka(seen: Gathered) -> Iterable[Finding]:

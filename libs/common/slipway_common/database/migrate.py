@@ -5,6 +5,7 @@ Code of release N runs on schemas N and N+1, so readiness requires a minimum rev
 
 import asyncio
 import sys
+from functools import partial
 from importlib import resources
 from importlib.util import find_spec
 from typing import Any
@@ -14,7 +15,6 @@ from alembic import command, context
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, pool, text
-from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from slipway_common.base.settings import EnvironmentSettings, from_environment
@@ -24,11 +24,6 @@ from slipway_common.database.postgres import role_of, schema_of
 def execute(op: Any, sql: str) -> None:
     """Run a script of several statements inside a migration, unprepared: the driver prepares only single ones."""
     op.get_bind().connection.dbapi_connection.run_async(lambda connection: connection.execute(sql))
-
-
-def _sqlalchemy_url(url: str) -> str:
-    """The same URL with SQLAlchemy's driver name for asyncpg."""
-    return make_url(url).set(drivername="postgresql+asyncpg").render_as_string(hide_password=False)
 
 
 def script_location(service: str) -> str:
@@ -50,6 +45,11 @@ def head(service: str) -> str:
 
 LOCK_SERVER = "SELECT pg_advisory_xact_lock(7301)"
 LOCK_SCHEMA = "SELECT pg_advisory_xact_lock(hashtext(current_schema()))"
+# An administrator has made role and schema already (infra/postgres/roles.sh): then the role itself migrates its schema.
+PREPARED = """
+SELECT EXISTS (
+    SELECT FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
+    WHERE r.rolname = $1 AND n.nspname = $2 AND pg_has_role(r.oid, 'MEMBER'))"""
 PREPARE = """
 DO $$ BEGIN CREATE ROLE {role} NOLOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$;
 DO $$ BEGIN EXECUTE format('GRANT {role} TO %I', current_user);
@@ -59,23 +59,26 @@ CREATE SCHEMA IF NOT EXISTS {schema} AUTHORIZATION {role};
 
 
 async def upgrade(url: str, service: str) -> None:
-    """Create the role and schema of a service if absent and migrate its tables to the head. Idempotent.
+    """Create the role and schema of a service if absent and migrate its tables to the head, as that role. Idempotent.
 
-    Raises asyncpg.PostgresError if a role is absent and the URL's user may not create it.
+    Raises asyncpg.PostgresError if one is absent and the URL's user may not create it.
     """
     connection = await asyncpg.connect(url)
     try:
         # Two services of a database may be migrated concurrently; roles are global to the server.
         async with connection.transaction():
             await connection.execute(LOCK_SERVER)
-            await connection.execute(PREPARE.format(role=role_of(service), schema=schema_of(service)))
+            if not await connection.fetchval(PREPARED, role_of(service), schema_of(service)):
+                await connection.execute(PREPARE.format(role=role_of(service), schema=schema_of(service)))
     finally:
         await connection.close()
     await _run(url, service)
 
 
 async def _run(url: str, service: str) -> None:
-    engine = create_async_engine(_sqlalchemy_url(url), poolclass=pool.NullPool)
+    # The driver reads the URL itself: SQLAlchemy would not know its parameters of TLS.
+    connect = partial(asyncpg.connect, url)
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=pool.NullPool)
     try:
         async with engine.begin() as connection:
             await connection.run_sync(_upgrade, service)
@@ -101,7 +104,7 @@ def run_environment() -> None:
 
 
 class MigrationSettings(EnvironmentSettings):
-    """Settings of migrations. The user must own the database, or be a superuser on the first run."""
+    """Settings of migrations. The user is the role of the service, or on the first run one that may create it."""
 
     database_url: str
 

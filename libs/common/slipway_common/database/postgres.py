@@ -1,4 +1,4 @@
-"""PostgreSQL connections: one URL for all services, a role and a schema per service, and session timeouts.
+"""PostgreSQL connections: a URL, a role and a schema per service, and session timeouts.
 
 The timeouts release the locks of a stopped process. Contains no SQL of any service.
 """
@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import asyncpg
 import msgspec
@@ -48,7 +49,14 @@ def schema_of(service: str) -> str:
 
 
 def role_of(service: str) -> str:
+    """Role that owns the schema of a service; in production it is also the user of the service's URL."""
     return f"slipway_{schema_of(service)}"
+
+
+def user_of(url: str) -> str:
+    """User that a URL names; empty if it names none."""
+    where = urlsplit(url)
+    return unquote(where.username or parse_qs(where.query).get("user", [""])[0])
 
 
 def is_infrastructure(error: BaseException) -> bool:
@@ -76,9 +84,12 @@ async def _nothing(_: Connection) -> None:
     """Skip the reset on release: sessions keep no settings of their own, and RESET ALL costs a round trip."""
 
 
-def session_settings(service: str) -> dict[str, str]:
+def session_settings(url: str, service: str) -> dict[str, str]:
+    """Server settings of a service's sessions. A user that is not the role of the service itself, such as the one user
+    of a demo, takes that role."""
+    own = user_of(url) == role_of(service)
     return {
-        "role": role_of(service),
+        **({} if own else {"role": role_of(service)}),
         "search_path": schema_of(service),
         "application_name": f"slipway-{service}",
         "timezone": "UTC",
@@ -107,13 +118,15 @@ async def connect(
         init=_prepare,
         reset=_nothing,
         command_timeout=command_timeout_seconds,
-        server_settings=session_settings(service) | dict(settings or {}),
+        server_settings=session_settings(url, service) | dict(settings or {}),
     )
 
 
 async def session(url: str, service: str, **settings: str) -> Connection:
     """Open a dedicated connection, for a lock bound to its session."""
-    connection = await outage.opened(url, command_timeout=15.0, server_settings=session_settings(service) | settings)
+    connection = await outage.opened(
+        url, command_timeout=15.0, server_settings=session_settings(url, service) | settings
+    )
     await _prepare(connection)
     return connection
 

@@ -21,7 +21,8 @@ DATABASE: Final = """
 SELECT slipway_clock() AS database_now, (SELECT version_num FROM alembic_version) AS schema_revision,
     (SELECT count(*) FROM dead_letter) AS dead_letters, greatest(0, coalesce(
         (SELECT extract(epoch FROM slipway_clock() - at) FROM outbox ORDER BY id LIMIT 1), 0))::float8
-        AS outbox_oldest_seconds"""
+        AS outbox_oldest_seconds,
+    coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false) AS database_tls"""
 
 
 class Status:
