@@ -58,7 +58,7 @@ async def test_long_names_in_a_demand_report(postgres: EmbeddedPostgres, tmp_pat
         body = {"pending": 1, "observed_at": report(0).observed_at.isoformat(), "source": name(1)}
         assert (await client.put("/pools/linux/demand", json=body)).json() == {"stored": True}
         for long in LONG:
-            for pool, source, where in ((long, long, "path/pool_id"), ("linux", long, "body/source")):
+            for pool, source, where in ((long, name(1), "path/pool_id"), ("linux", long, "body/source")):
                 answer = await client.put(f"/pools/{pool}/demand", json=body | {"source": source})
                 assert (answer.status_code, answer.json()["errors"][0]["where"]) == (422, where), answer.text
         rows = await provisioner.database.fetch(OBSERVE, "linux")
