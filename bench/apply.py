@@ -35,6 +35,7 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Service, Supervisor, http_ready, run
 from tests.support.folders import disk_folder
 from tests.support.harness import until
+from tests.support.provisioner import KEY
 
 POOLS: Final = 2_000
 ROUNDS: Final = 2
@@ -302,7 +303,7 @@ async def _round(
         "SLIPWAY_DATABASE_URL": url,
         "SLIPWAY_PORT": str(port),
         "SLIPWAY_TOKENS_FILE": str(folder / "tokens.yaml"),
-        "SLIPWAY_REGISTRATION_KEY": "bench",
+        "SLIPWAY_REGISTRATION_KEYS": KEY,
         "SLIPWAY_PROVIDERS": "{simulated: {entries: {default: {url: 'http://127.0.0.1:1'}}}}",
         "SLIPWAY_LAUNCHING": "false",
     }

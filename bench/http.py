@@ -25,10 +25,9 @@ from bench.events import surroundings
 from bench.leases.bench.http_client import HttpClient
 from bench.spread import Spread, spread
 from slipway_common.base.clock import utc_now
-from slipway_common.base.ids import hash_secret
 from slipway_local.demo.deployment import Deployment
 from slipway_local.servers.supervisor import Supervisor, run
-from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.domain.registration import RegistrationKeys
 from tests.support.folders import disk_folder
 from tests.support.harness import until
 
@@ -217,7 +216,7 @@ async def measure(supervisor: Supervisor) -> int:
 
         async def register(client: HttpClient, _: int) -> None:
             batch, instance = next(registrations)
-            secret = batch_secret(hash_secret(deployment.token), batch)
+            secret = RegistrationKeys(deployment.registration_keys).secret(batch)
             body = {"batch_id": batch, "secret": secret, "instance_id": instance}
             answer = await call(client, "POST", "/workers/register", body)
             registered.append((answer["worker_id"], answer["token"]))

@@ -38,7 +38,7 @@ from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Service, Supervisor, http_ready, run
 from tests.support.folders import disk_folder
-from tests.support.provisioner import weight
+from tests.support.provisioner import KEY, weight
 
 WORKERS, RECORDS = 100_000, 100_000
 CONFIGS: Final = 6_000
@@ -128,7 +128,7 @@ async def _start(
         "SLIPWAY_PARTITIONS": str(PARTITIONS),
         "SLIPWAY_DATABASE_URL": url,
         "SLIPWAY_PORT": str(port),
-        "SLIPWAY_REGISTRATION_KEY": "bench",
+        "SLIPWAY_REGISTRATION_KEYS": KEY,
         "SLIPWAY_LAUNCHING": "false",
     }
     argv = [sys.executable, "-m", MODULES[service]]

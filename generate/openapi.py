@@ -17,6 +17,9 @@ from slipway_weight_calculator.settings import Settings as WeightCalculatorSetti
 
 NOWHERE: Final[dict[str, Any]] = {"database_url": "", "kafka": ""}
 
+# Of no deployment: documents need a service that starts.
+KEY = "cmVnaXN0cmF0aW9uIGtleSBvZiB0aGUgdGVzdHMuLi4="
+
 
 def documents() -> dict[str, dict[str, Any]]:
     """Name of each API → its document."""
@@ -34,6 +37,6 @@ def _services() -> list[Service]:
     """The services with settings that no route shows; none of them is started."""
     return [
         lease_broker.build(LeaseBrokerSettings(**NOWHERE)),
-        provisioner.build(ProvisionerSettings(**NOWHERE, registration_key="none")),
+        provisioner.build(ProvisionerSettings(**NOWHERE, registration_keys=KEY)),
         weight_calculator.build(WeightCalculatorSettings(**NOWHERE)),
     ]

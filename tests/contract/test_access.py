@@ -14,7 +14,8 @@ from fastapi import APIRouter, Depends, FastAPI
 
 from slipway_common.base.ids import hash_secret, new_lease_token, new_worker_token
 from slipway_common.service import Service, ServiceSettings
-from slipway_common.web.access import READ, READ_SETTINGS, Needs, Open, Tokens, declared
+from slipway_common.web.access import READ, READ_SETTINGS, Needs, Open, declared
+from slipway_common.web.tokens import Tokens
 from slipway_lease_broker import main as lease_broker
 from slipway_lease_broker.boskos import app as boskos
 from slipway_lease_broker.http.callers import NeedsLease
@@ -27,7 +28,7 @@ from slipway_simulator.settings import Settings as SimulatorSettings
 from slipway_weight_calculator import main as weight_calculator
 from slipway_weight_calculator.settings import Settings as WeightCalculatorSettings
 from tests.support.lease_broker_http import world_on
-from tests.support.provisioner import administrator, provisioner_on
+from tests.support.provisioner import KEY, administrator, provisioner_on
 from tests.support.provisioner import declared as declared_body
 
 OPEN, WORKER, LEASE = "open", "worker", "lease"
@@ -62,44 +63,44 @@ GET  /errors/totals                                     read
 GET  /launch-limits                                     read
 GET  /providers                                         read
 GET  /providers/{provider}/classify                     read
-POST /accounts/{account_id}/check                       accounts:write
-POST /accounts/{account_id}/retire                      accounts:write
-POST /accounts/{account_id}/reinstate                   accounts:write
-POST /accounts/{account_id}/confirm-unresponsive        accounts:write
+POST /accounts/{account_id}/check                       accounts:write accounts:write:{owner}
+POST /accounts/{account_id}/retire                      accounts:write accounts:write:{owner}
+POST /accounts/{account_id}/reinstate                   accounts:write accounts:write:{owner}
+POST /accounts/{account_id}/confirm-unresponsive        accounts:write accounts:write:{owner}
 GET  /console-outputs                                   read
 GET  /declaration                                       read:settings
-PUT  /declaration                                       declaration:write
+PUT  /declaration                                       declaration:write declaration:write:{owner}
 GET  /decisions/{decision_id}                           read
 GET  /demand                                            read
 GET  /deployment                                        read
 GET  /launch-configs                                    read
 GET  /launch-configs/{config}                           read
-POST /launch-configs/{config}/pause                     launch-configs:write
-POST /launch-configs/{config}/resume                    launch-configs:write
+POST /launch-configs/{config}/pause                     launch-configs:write launch-configs:write:{owner}
+POST /launch-configs/{config}/resume                    launch-configs:write launch-configs:write:{owner}
 GET  /launch-stops                                      read
 POST /stop-launching                                    launching:stop
 POST /start-launching                                   launching:stop
 GET  /pools                                             read
 GET  /pools/{pool_id}                                   read
-PUT  /pools/{pool_id}                                   declaration:write
+PUT  /pools/{pool_id}                                   declaration:write declaration:write:{owner}
 GET  /pools/{pool_id}/decisions                         read
 PUT  /pools/{pool_id}/demand                            demand:write:{pool_id}
 DELETE /pools/{pool_id}/demand/{source}                 demand:write:{pool_id}
 GET  /pools/{pool_id}/history                           read
 GET  /pools/{pool_id}/rollback                          read
-POST /pools/{pool_id}/rollback                          declaration:write
-POST /pools/{pool_id}/pause                             pools:write
-POST /pools/{pool_id}/resume                            pools:write
-POST /pools/{pool_id}/freeze                            pools:write
-POST /pools/{pool_id}/unfreeze                          pools:write
+POST /pools/{pool_id}/rollback                          declaration:write declaration:write:{owner}
+POST /pools/{pool_id}/pause                             pools:write pools:write:{owner}
+POST /pools/{pool_id}/resume                            pools:write pools:write:{owner}
+POST /pools/{pool_id}/freeze                            pools:write pools:write:{owner}
+POST /pools/{pool_id}/unfreeze                          pools:write pools:write:{owner}
 GET  /pools/{pool_id}/user-data                         read:settings
 GET  /recovery                                          read
 POST /recovery/confirm                                  restores:write
 GET  /workers                                           read
 GET  /workers/{worker_id}                               read
-POST /workers/{worker_id}/terminate                     workers:terminate
-POST /workers/{worker_id}/state                         workers:state
-POST /workers/{worker_id}/unlock                        workers:state
+POST /workers/{worker_id}/terminate                     workers:terminate workers:terminate:{owner}
+POST /workers/{worker_id}/state                         workers:state workers:state:{owner}
+POST /workers/{worker_id}/unlock                        workers:state workers:state:{owner}
 GET  /state-keys                                        read
 POST /state-keys/rotate                                 state-keys:write
 POST /workers/register                                  open
@@ -193,6 +194,7 @@ REFUSALS: Final = {
     "lease-token": 403,
     "foreign-token": 403,
     "scope-missing": 403,
+    "expired-token": 401,
 }
 UNKNOWN: Final = {
     "nobody": "no-token",
@@ -208,7 +210,7 @@ def apps() -> dict[str, FastAPI]:
     """The routes of every service, without servers: an admitted request is answered that the service is starting."""
     given: dict[str, Any] = {"database_url": "", "kafka": ""}
     return {
-        "provisioner": provisioner.build(ProvisionerSettings(registration_key="key", **given)).app(),
+        "provisioner": provisioner.build(ProvisionerSettings(registration_keys=KEY, **given)).app(),
         "weight-calculator": weight_calculator.build(WeightCalculatorSettings(**given)).app(),
         "lease-broker": lease_broker.build(LeaseBrokerSettings(**given)).app(),
         "simulator": simulator.build(SimulatorSettings()),
@@ -237,7 +239,8 @@ def scopes(caller: str, access: str, path: str) -> list[str]:
     """Scopes of a caller's token. The foreign one has all but those for this route, which it has for another target if
     the path tells the target."""
     if caller != "foreign":
-        return [filled(scope, "x") for scope in access.split()] if caller == "own" else [caller]
+        own = [filled(scope, "x") for scope in access.split() if scope not in (OPEN, WORKER, LEASE)]
+        return own if caller == "own" else [caller]
     needed = set(access.split())
     enough = needed.union(*(INCLUDING.get(scope, ()) for scope in needed))
     others = {scope for table in TABLE.values() for given in table.values() for scope in given.split()} - enough

@@ -20,7 +20,7 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner import metrics
 from slipway_provisioner.apply.enrolment import BatchInstances
 from slipway_provisioner.domain.declaration import DeclarationRefused
-from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.domain.registration import RegistrationKeys
 from slipway_provisioner.providers.aws.adapter import Ec2
 from slipway_provisioner.providers.aws.body import BATCH
 from tests.support.ec2_provisioner import opened, with_ec2
@@ -44,6 +44,8 @@ A, B, STRANGER, OF_OTHER = 1, 2, 7, 8
 OWN: Final = instance_id(A)
 FRESH_SECONDS: Final = 900 + 600
 STATUS: Final = "DescribeInstanceStatus"
+
+ANOTHER_KEY = "YW5vdGhlciByZWdpc3RyYXRpb24ga2V5LCB0ZXN0cy4="
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -98,7 +100,12 @@ OTHER: Final = DOCUMENT.replace(IMAGE, "ami-0fedcba9876543210")
 NOT_JSON: Final = DOCUMENT.replace("{", "[", 1)
 REFUSED: Final[dict[str, tuple[dict[str, Any], int, str, str]]] = {
     "the secret alone": ({"identity": None}, 403, "identity-missing", "the batch secret alone does not register"),
-    "another secret": ({"secret": batch_secret("another-key", new_id())}, 401, "bad-secret", ""),
+    "another secret": (
+        {"secret": RegistrationKeys(ANOTHER_KEY).secret(new_id())},
+        401,
+        "bad-secret",
+        "",
+    ),
     "no signature": ({"identity": {"document": DOCUMENT}}, 403, "identity-missing", "without a signature"),
     "forged, RSA-1024": (
         {"identity": {"document": DOCUMENT, "signature": Signer().signature(DOCUMENT)}},
@@ -217,7 +224,7 @@ async def test_refused(shared: tuple[Machines, str, str], name: str) -> None:
     counted = refusals(slug)
     response = await machines.register(batch_id, A, **changes)
     check_refused(response, status, slug, words)
-    assert batch_secret(KEY, batch_id) not in response.text
+    assert RegistrationKeys(KEY).secret(batch_id) not in response.text
     assert await machines.rows() == before
     assert len(machines.server.received) == called
     assert status == 422 or refusals(slug) == counted + 1

@@ -13,6 +13,7 @@ from slipway_common.observability.metrics import EVERY, METRICS
 from slipway_local.servers.child import Child
 from slipway_local.servers.ports import free_ports
 from tests.support.harness import until
+from tests.support.provisioner import KEY
 from tests.support.tools import run
 
 # Metrics of the process itself, added by the client library.
@@ -28,7 +29,7 @@ async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nowhere",
         "KAFKA": "127.0.0.1:1",
         "PORT": str(port),
-        "REGISTRATION_KEY": "key",
+        "REGISTRATION_KEYS": KEY,
     }
     child = Child(
         name,

@@ -14,7 +14,7 @@ import pytest
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import hash_secret
 from slipway_common.base.process import identities
-from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.domain.registration import RegistrationKeys
 from tests.support.harness import until
 from tests.support.imds import INSTANCE_ID, fake_imds
 from tests.support.provisioner import KEY, revision_id
@@ -67,7 +67,7 @@ async def test_a_worker_with_two_tasks(scene: Scene) -> None:
     assert (await scene.worker()).state == "stopped"
     output = agent.output.decode()
     assert "out of task-1\nread 1\n" in output
-    secrets = {batch_secret(KEY, scene.batch_id), worker.token_sha256}
+    secrets = {RegistrationKeys(KEY).secret(scene.batch_id), worker.token_sha256}
     for word in SECRET_LIKE.findall(seen + output):
         assert not {word, hash_secret(word)} & secrets
 
@@ -233,7 +233,7 @@ async def test_a_refused_worker_leaves(scene: Scene, break_it: str, text: str) -
         assert await agent.end() == 1
     assert text in agent.output.decode()
     assert b"not-this-one" not in agent.output
-    assert batch_secret(KEY, scene.batch_id).encode() not in agent.output
+    assert RegistrationKeys(KEY).secret(scene.batch_id).encode() not in agent.output
 
 
 async def test_a_worker_that_was_stopped_by_the_provisioner_terminates_its_task(scene: Scene) -> None:

@@ -13,7 +13,7 @@ from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import hash_secret
 from slipway_provisioner.domain.cloud import Account, Instance, InstanceState
 from slipway_provisioner.domain.identity import Attested, Proof
-from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.domain.registration import RegistrationKeys
 from tests.support.harness import until
 from tests.support.imds import INSTANCE_ID, fake_imds
 from tests.support.provisioner import KEY
@@ -48,7 +48,7 @@ async def test_an_agent_and_its_hooks(scene: Scene) -> None:
     assert "the job id is empty\nempty 1\nread 1\n" in output
     assert f"SLIPWAY_WORKER_SOCKET={folder}/" in output
     assert list(scene.folder.glob("slipway-worker-*")) == []
-    secrets = {batch_secret(KEY, scene.batch_id), worker.token_sha256}
+    secrets = {RegistrationKeys(KEY).secret(scene.batch_id), worker.token_sha256}
     for word in SECRET_LIKE.findall(output):
         assert not {word, hash_secret(word)} & secrets
 

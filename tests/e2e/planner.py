@@ -49,7 +49,7 @@ async def plan(url: str, seed: str, parent: int) -> None:
     database = await postgres.connect(url, SERVICE, size=2)
     kill_at_commits(Random(seed))
     planner = Planner(
-        settings=Settings(database_url="", kafka="", registration_key=KEY),
+        settings=Settings(database_url="", kafka="", registration_keys=KEY),
         calculator_unavailable_seconds=lambda: 0.0,
         publish=lambda: None,
     )

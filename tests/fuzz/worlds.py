@@ -22,7 +22,7 @@ from slipway_lease_broker.domain.terms import Derived, Policy
 from slipway_lease_broker.main import build as build_lease_broker
 from slipway_lease_broker.settings import Settings as LeaseBrokerSettings
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.domain.registration import RegistrationKeys
 from slipway_simulator.facts import Call, ScenarioLoaded
 from slipway_simulator.ledger import Ledger
 from slipway_simulator.limits import Throttle
@@ -182,7 +182,11 @@ async def provisioner(server: EmbeddedPostgres, folder: Path) -> AsyncIterator[W
             "scope": [{"scope": scope, "scope_id": id_} for scope, id_ in STOPS.items()],
             "worker_id": [{"worker_id": one["worker_id"], WORKER_TOKEN: one["token"]} for one in registered],
             "batch": [
-                {"batch_id": batch, "secret": batch_secret(provisioning.KEY, batch), "instance_id": f"i-{n:04}"}
+                {
+                    "batch_id": batch,
+                    "secret": RegistrationKeys(provisioning.KEY).secret(batch),
+                    "instance_id": f"i-{n:04}",
+                }
                 for n in range(9, 13)
             ],
             "dead letter": [{"topic": POOL_DEMAND.name, "partition": 0, "offset": n} for n in range(20)],

@@ -15,8 +15,8 @@ from slipway_api.events.worker import Notice, WorkerNoticed, WorkerRequested
 from slipway_api.http.service import Replayed
 from slipway_common.messaging import dead_letters
 from slipway_common.messaging.consume import Consumer
-from slipway_common.web.access import Tokens
 from slipway_common.web.runtime import database
+from slipway_common.web.tokens import Tokens
 from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.domain.trips import Probe
 from slipway_weight_calculator.http.weights import router

@@ -35,6 +35,7 @@ from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.harness import PATIENCE_SECONDS, until
+from tests.support.provisioner import KEY
 
 PREFIX: Final = "test."
 OPERATIONS: Final = {
@@ -333,7 +334,7 @@ async def works(guarded: Guarded, service: str, url: str) -> None:
         "TOPIC_PREFIX": prefix,
         "PARTITIONS": "1",
         "PORT": str(port),
-        "REGISTRATION_KEY": "key",
+        "REGISTRATION_KEYS": KEY,
     }
     child = Child(
         service,

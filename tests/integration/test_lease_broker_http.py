@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from slipway_api.events.lease import LeaseLimitChanged, LeaseReleaseRequested, LeaseUnleasedReported
 from slipway_common.base.ids import hash_secret
 from slipway_common.web import problem
-from slipway_common.web.access import Tokens
+from slipway_common.web.tokens import Tokens
 from slipway_lease_broker.http import lease_pools, leases
 from tests.support.lease_broker import Broker, acquire_request, after, release
 

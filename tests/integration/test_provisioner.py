@@ -29,7 +29,7 @@ from slipway_api.events.worker import (
 from slipway_common.base.clock import monotonic_seconds
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import termination
-from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.domain.registration import RegistrationKeys
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from slipway_provisioner.providers.simulated import ERRORS
 from slipway_provisioner.store import accounts, configs, launch_stops, pauses
@@ -126,7 +126,7 @@ async def test_a_call_is_repeated_with_its_token_where_that_is_safe(provisioner:
     first, second = provisioner.cloud.calls
     assert first == second
     told = msgspec.json.decode(first.user_data)
-    assert told["secret"] == batch_secret(KEY, first.batch_id)
+    assert told["secret"] == RegistrationKeys(KEY).secret(first.batch_id)
     assert told["register_url"] in committed
     assert told["secret"] not in committed
     kept = await provisioner.database.fetchval("SELECT body ? 'user_data' FROM launch_batch")

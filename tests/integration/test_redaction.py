@@ -17,7 +17,7 @@ from slipway_common.database.postgres import Database
 from slipway_common.observability import telemetry
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain import planning
-from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.domain.registration import RegistrationKeys
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from slipway_weight_calculator.handlers import names
 from tests.support.provisioner import KEY, Provisioner, after, report, revision_id
@@ -128,7 +128,7 @@ async def test_what_providers_and_machines_say(
         f"log {number}": line for number, line in enumerate(lines) if part in line
     }
     assert found == {}
-    secret = batch_secret(KEY, worker.batch_id or "")
+    secret = RegistrationKeys(KEY).secret(worker.batch_id or "")
     assert [table for table, content in (rows | {"log": str(lines)}).items() if secret in content] == []
     # Each of them was written, without the secret.
     words = said_text.partition(" ")[0]

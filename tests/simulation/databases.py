@@ -13,6 +13,7 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.main import build
 from slipway_provisioner.settings import Settings
 from tests.simulation.commands import TOKEN
+from tests.support.provisioner import KEY
 
 SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
 # One clock controlled by the simulation, in microseconds since START; each service's database adds its own skew. It is
@@ -36,7 +37,7 @@ class Api:
         self.settings = Settings(
             database_url="",
             kafka="",
-            registration_key="key",
+            registration_keys=KEY,
             send_within_seconds=1e9,
             boot_timeout_seconds=300.0,
             stuck_after_seconds=120.0,

@@ -14,9 +14,10 @@ from slipway_provisioner.providers.terraform.adapter import Terraform
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import orphans
 from tests.support.harness import until
+from tests.support.provisioner import KEY
 from tests.support.terraform_fleet import Fleet
 
-SETTINGS: Final = Settings(database_url="", kafka="", registration_key="k" * 32, call_timeout_seconds=5.0)
+SETTINGS: Final = Settings(database_url="", kafka="", registration_keys=KEY, call_timeout_seconds=5.0)
 LOST: Final = ("workspace", "workspace_document", "workspace_listing")
 RAISED: Final = "SELECT value FROM outbox WHERE type = 'io.slipway.alert.raised.v1' ORDER BY id"
 

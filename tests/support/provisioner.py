@@ -31,7 +31,7 @@ from slipway_provisioner.domain.deadlines import NO_DEFAULTS, DefaultDeadlines
 from slipway_provisioner.domain.declaration import Applied, Request, Times
 from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.pool import Observed
-from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.domain.registration import RegistrationKeys
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.handlers.leases import record_leases
@@ -52,7 +52,7 @@ from tests.support.retention import prune_all
 from tests.support.typed_answers import checking
 
 SERVICE: Final = "provisioner"
-KEY: Final = "registration-key"
+KEY: Final = "cmVnaXN0cmF0aW9uIGtleSBvZiB0aGUgdGVzdHMuLi4="
 PASSED: Final = """
 INSERT INTO deadline_pass (at) VALUES (slipway_clock()) ON CONFLICT (id) DO UPDATE SET at = slipway_clock()"""
 TIMES: Final = Times(call_timeout_seconds=5, accepted_timeout_seconds=1200, clock_skew_seconds=5)
@@ -157,7 +157,7 @@ class Provisioner:
     def __init__(self, database: Database, provider: Provider | None = None, **settings: Any) -> None:
         self.database = database
         usual: dict[str, Any] = {
-            "registration_key": KEY,
+            "registration_keys": KEY,
             "call_timeout_seconds": 5.0,
             "send_within_seconds": PATIENCE_SECONDS,
             "tokens_file": readers.TOKENS_FILE,
@@ -434,7 +434,11 @@ class Provisioner:
     async def register(self, instance_id: str, batch_id: str | None, **changes: Any) -> httpx2.Response:
         """Register an instance of a batch."""
         assert batch_id is not None
-        body = {"batch_id": batch_id, "secret": batch_secret(KEY, batch_id), "instance_id": instance_id} | changes
+        body = {
+            "batch_id": batch_id,
+            "secret": RegistrationKeys(KEY).secret(batch_id),
+            "instance_id": instance_id,
+        } | changes
         async with self.client() as client:
             return await client.post("/workers/register", json=body)
 

@@ -21,7 +21,7 @@ from slipway_common.base.ids import new_id
 from slipway_common.base.process import identities
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.domain.registration import RegistrationKeys
 from slipway_provisioner.domain.workers import Worker
 from tests.support.harness import PATIENCE_SECONDS, until
 from tests.support.imds import FakeImds
@@ -148,7 +148,7 @@ class Scene:
         user_data = {
             "register_url": f"http://127.0.0.1:{self.port}",
             "batch_id": self.batch_id,
-            "secret": secret or batch_secret(KEY, self.batch_id),
+            "secret": secret or RegistrationKeys(KEY).secret(self.batch_id),
             "queue_url": self.queue.url,
             "settings": {"poll_seconds": 0.2, "heartbeat_seconds": 0.2} | settings,
         }

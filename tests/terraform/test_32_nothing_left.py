@@ -29,6 +29,7 @@ from slipway_terraform.plugins.folders import NAME, sweep
 from slipway_terraform.plugins.runner import PluginRunner
 from slipway_terraform.scheduler.shared import SharedScheduler
 from tests.support.plugins import assert_nothing_left, plugin, plugins_in, shared, soon, until
+from tests.support.provisioner import KEY
 
 OWNER = """
 import asyncio, json, sys
@@ -36,6 +37,7 @@ from pathlib import Path
 from slipway_terraform.plugins.runner import PluginRunner
 from slipway_terraform.scheduler.shared import SharedScheduler
 from tests.support.plugins import plugin, soon
+from tests.support.provisioner import KEY
 
 async def main():
     scheduler = SharedScheduler(PluginRunner(Path(sys.argv[1])))
@@ -230,7 +232,7 @@ async def test_guard_killed_as_well(sockets: Path) -> None:
 def test_a_sweep_leaves_the_runs_of_a_provisioner(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their default folder is beside the folders of sockets, and unlocked while no provisioner runs."""
     monkeypatch.setattr(tempfile, "tempdir", str(sockets))
-    settings = Settings(database_url="", kafka="", registration_key="r" * 32)
+    settings = Settings(database_url="", kafka="", registration_keys=KEY)
     runs = Path(_terraform(settings).folder)
     runs.mkdir()
     stale = sockets / f"{NAME}12345678"

@@ -23,6 +23,7 @@ from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import account_checks, reachability
 from tests.support.cloud import Cloud
 from tests.support.harness import until
+from tests.support.provisioner import KEY
 from tests.support.terraform import installed
 from tests.support.terraform_fleet import Fleet, fleet_on
 from tests.support.terraform_provider import settings_on, working
@@ -165,7 +166,7 @@ async def test_a_destruction_that_fails_ten_times(fleet: Fleet) -> None:
 async def test_a_destruction_that_fails_ten_times_is_one_alert(fleet: Fleet) -> None:
     """It names the instance, the cause and what to do, until the instance is gone. Nothing is lost meanwhile."""
     times: dict[str, Any] = {"reap_seconds": 0.001, "call_timeout_seconds": 0.001, "visibility_seconds": 0.001}
-    settings = Settings(database_url="", kafka="", registration_key="r" * 32, **times)
+    settings = Settings(database_url="", kafka="", registration_keys=KEY, **times)
     async with working(fleet.replica()) as provider:
         loops: dict[str, Any] = {"settings": settings, "providers": {"terraform": provider}}
         await fleet.create()
@@ -269,7 +270,7 @@ async def test_a_credential_replaced_by_one_of_another_account(postgres: Embedde
     """Nothing is created, refreshed or destroyed with it, and one alert is raised at once, before the hourly check."""
     file = tmp_path / "credential"
     file.write_text("LEDGER_TOKEN=own\n")
-    settings = Settings(database_url="", kafka="", registration_key="r" * 32)
+    settings = Settings(database_url="", kafka="", registration_keys=KEY)
     async with fleet_on(postgres, credential={"file": str(file)}) as fleet, working(fleet.replica()) as provider:
         await fleet.database.execute("UPDATE account SET credential = $1", dict(fleet.account.credential))
         await fleet.database.execute("UPDATE deployment SET id = $1", fleet.account.deployment)
@@ -334,7 +335,7 @@ async def test_a_credential_that_cannot_be_looked_up(postgres: EmbeddedPostgres,
 
 async def test_a_tool_that_was_removed(fleet: Fleet) -> None:
     """The account is checked at once, and its problem names the tool."""
-    settings = Settings(database_url="", kafka="", registration_key="r" * 32)
+    settings = Settings(database_url="", kafka="", registration_keys=KEY)
     tool = fleet.place.folder / "tool"
     tool.write_text(f'#!/bin/sh\nexec {installed().terraform} "$@"\n')
     tool.chmod(0o755)

@@ -16,6 +16,7 @@ from slipway_provisioner.providers.terraform.runs import resources_of
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store.workspaces import identity
 from tests.support.harness import WAITING, until
+from tests.support.provisioner import KEY
 from tests.support.terraform import installed
 from tests.support.terraform_fleet import Fleet
 from tests.support.terraform_provider import working
@@ -84,7 +85,7 @@ async def test_a_graceful_shutdown_of_the_service(fleet: Fleet) -> None:
     settings = Settings(
         database_url=fleet.url,
         kafka="127.0.0.1:9",
-        registration_key="k" * 32,
+        registration_keys=KEY,
         state_keys=OLD,
         terraform_folder=str(fleet.place.folder / "runs"),
     )

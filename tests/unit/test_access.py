@@ -1,5 +1,6 @@
 """Scopes of tokens, and rejections as problem documents."""
 
+from datetime import timedelta
 from pathlib import Path
 
 import httpx2
@@ -7,11 +8,11 @@ import msgspec
 import pytest
 from fastapi import Depends, FastAPI
 
+from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import hash_secret
-from slipway_common.base.settings import from_environment
 from slipway_common.web import problem
-from slipway_common.web.access import Needs, Tokens, allows
-from slipway_lease_broker.settings import Settings
+from slipway_common.web.access import Needs, allows
+from slipway_common.web.tokens import Tokens
 
 #       scopes of a token                   asked for               allowed
 SCOPES = [
@@ -46,6 +47,7 @@ def test_scopes(scopes: list[str], wanted: str, allowed: bool) -> None:
         ({"Authorization": "Basic x"}, 401, "no-token"),
         ({"Authorization": "Bearer of-another-deployment"}, 401, "unknown-token"),
         ({"Authorization": "Bearer weak"}, 403, "scope-missing"),
+        ({"Authorization": "Bearer late"}, 401, "expired-token"),
         ({"Authorization": "Bearer strong"}, 200, ""),
     ],
 )
@@ -55,8 +57,9 @@ async def test_refusals_are_problems(tmp_path: Path, header: dict[str, str], sta
     app = FastAPI()
     tokens = tmp_path / "tokens.yaml"
     entries = [("weak", ["demand:write:*"]), ("strong", ["pools:write:p"])]
+    late = {"name": "late", "sha256": hash_secret("late"), "scopes": ["admin"], "expires_at": "2020-01-01T00:00:00Z"}
     tokens.write_bytes(
-        msgspec.json.encode([{"name": n, "sha256": hash_secret(n), "scopes": scopes} for n, scopes in entries])
+        msgspec.json.encode([late, *({"name": n, "sha256": hash_secret(n), "scopes": s} for n, s in entries)])
     )
     app.state.tokens = Tokens(tokens)
     problem.install(app)
@@ -81,49 +84,68 @@ def test_the_file_is_read_again_and_a_bad_one_keeps_the_last_good(tmp_path: Path
     assert tokens.find("a") is None
     path.write_text(f"- {{name: a, sha256: {hash_secret('a')}, scopes: [admin]}}")
     assert tokens.find("a") is not None
-    for bad in ("- {name: a", "- name: a", "- {name: a, sha256: x, scopes: [], more: 1}", "\x00", "7"):
+    for bad in ("- {name: a", "\x00", "7", "name: a"):
         path.write_text(bad)
         assert tokens.find("a") is not None, bad
+        assert len(tokens.refused) == 1, bad
     path.unlink()
     assert tokens.find("a") is not None
     path.write_text(f"- {{name: b, sha256: {hash_secret('b')}, scopes: [admin]}}")
-    assert (tokens.find("a"), tokens.find("b") is not None) == (None, True)
+    assert (tokens.find("a"), tokens.find("b") is not None, tokens.refused) == (None, True, ())
+
+
+GOOD = {"name": "good", "sha256": hash_secret("good"), "scopes": ["read"]}
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong"),
+    ("entry", "why"),
     [
-        ("n" * 201, "has 201 characters; at most 200 are allowed"),
-        ("\N{CRAB}" * 200, "has 800 bytes in UTF-8; at most 600 are allowed"),
-        ("a\0b", "has a NUL character"),
-        ("", "is empty"),
+        ({"name": "n" * 201}, "the name has 201 characters; at most 200 are allowed; choose another one"),
+        ({"name": "\N{CRAB}" * 200}, "the name has 800 bytes in UTF-8; at most 600 are allowed"),
+        ({"name": ""}, "the name is empty"),
+        ({"name": 7}, "name is not what an entry has"),
+        ({"sha256": "x"}, "sha256 is no hash in 64 lower-case hexadecimal digits"),
+        ({"sha256": hash_secret("bad").upper()}, "sha256 is no hash"),
+        ({"scopes": ["write:everything"]}, "scope 1 allows nothing; scopes are read,"),
+        ({"scopes": ["read", "*"]}, "scope 2 allows nothing by itself; write admin"),
+        ({"scopes": ["pools:write:"]}, "scope 1 allows nothing"),
+        ({"scopes": []}, "it has no scopes"),
+        ({"more": 1}, "it is not what an entry has"),
+        ({"name": "good"}, "an earlier token has its name"),
+        ({"sha256": hash_secret("good")}, "an earlier token has its hash"),
+        ({"expires_at": "soon"}, "expires_at is not what an entry has"),
     ],
-    ids=["characters", "bytes", "NUL", "empty"],
 )
-def test_a_name_that_rows_cannot_have(
-    name: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A service does not start with it, and says which token it is; of its secret and its name it says nothing."""
+def test_a_bad_entry_is_refused_alone(entry: dict[str, object], why: str, tmp_path: Path) -> None:
+    """Its position is said, and nothing of what it is: text in the wrong field may be a secret."""
     path = tmp_path / "tokens.yaml"
-    entries = [{"name": given, "sha256": hash_secret(given), "scopes": ["read"]} for given in ("good", name)]
-    path.write_bytes(msgspec.json.encode(entries))
-    monkeypatch.setenv("SLIPWAY_TOKENS_FILE", str(path))
-    monkeypatch.setenv("SLIPWAY_DATABASE_URL", "x")
-    monkeypatch.setenv("SLIPWAY_KAFKA", "x")
-    with pytest.raises(SystemExit) as exit_:
-        from_environment(Settings)
-    said = capsys.readouterr().err
-    assert exit_.value.code == 2
-    assert said.startswith("SLIPWAY_TOKENS_FILE: ")
-    assert said.endswith(f"{path}: the name of token 2 {wrong}; choose another one\n")
-    assert hash_secret(name) not in said
-    assert len(said) < 300
-
-
-def test_a_reloaded_name_that_rows_cannot_have_keeps_the_last_good(tmp_path: Path) -> None:
-    path = tmp_path / "tokens.yaml"
-    path.write_text(f"- {{name: a, sha256: {hash_secret('a')}, scopes: [admin]}}")
+    bad = {"name": "bad", "sha256": hash_secret("bad"), "scopes": ["read"]} | entry
+    last = {"name": "last", "sha256": hash_secret("last"), "scopes": ["read"]}
+    path.write_bytes(msgspec.json.encode([GOOD, bad, last]))
     tokens = Tokens(path)
-    assert tokens.find("a") is not None
-    path.write_text(f"- {{name: {chr(0x1F980) * 200}, sha256: {hash_secret('b')}, scopes: [admin]}}")
-    assert (tokens.find("a") is not None, tokens.find("b")) == (True, None)
+    assert [tokens.find(secret) is not None for secret in ("good", "bad", "last")] == [True, False, True]
+    (said,) = tokens.refused
+    assert said.startswith(f"{path}: token 2: {why}")
+    assert hash_secret("bad") not in said
+    path.write_bytes(msgspec.json.encode([GOOD]))
+    assert (tokens.find("good") is not None, tokens.refused) == (True, ())
+
+
+def test_names_are_those_of_yaml_1_2(tmp_path: Path) -> None:
+    """`no` is a country and a name, and no boolean that locks all others out."""
+    path = tmp_path / "tokens.yaml"
+    path.write_text(f"- {{name: no, sha256: {hash_secret('no')}, scopes: [read]}}\n")
+    found = Tokens(path).find("no")
+    assert found is not None
+    assert found.name == "no"
+
+
+@pytest.mark.parametrize(("seconds", "expired"), [(-1, True), (3600, False)])
+def test_a_token_expires(seconds: float, expired: bool, tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    at = utc_now() + timedelta(seconds=seconds)
+    for written in (at.isoformat(), at.replace(tzinfo=None).isoformat()):  # without a zone it is UTC
+        path.write_bytes(msgspec.json.encode([GOOD | {"expires_at": written}]))
+        found = Tokens(path).find("good")
+        assert found is not None
+        assert found.expired is expired

@@ -10,8 +10,9 @@ from fastapi import APIRouter, Depends, FastAPI
 
 from slipway_common.base.ids import hash_secret
 from slipway_common.web import problem
-from slipway_common.web.access import Needs, Tokens
+from slipway_common.web.access import Needs
 from slipway_common.web.paths import PathAsSent
+from slipway_common.web.tokens import Tokens
 
 SECRET: Final = "s3cret"
 WRITER: Final = '[{name: writer, sha256: %s, scopes: ["demand:write:gecko-t/*"]}]'

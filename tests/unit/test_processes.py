@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -43,6 +44,33 @@ def start() -> Iterator[Start]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+WATCHED: Final = """
+cd /proc/$PPID
+ls fd >/dev/null && echo fd
+for link in cwd root exe; do readlink $link >/dev/null && echo $link; done
+for file in environ maps mem; do head -c1 <$file >/dev/null && echo $file; done
+true"""
+PARENT: Final = """
+import ctypes, os, subprocess, sys
+from slipway_common.base.process import groups
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+ctypes.CDLL(None).prctl(groups.PR_SET_DUMPABLE, 1)  # as in a process that has always been of this user
+if sys.argv[1] == "private":
+    groups.keep_private()
+subprocess.run(["/bin/sh", "-c", sys.argv[2]], check=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize(("kept", "seen"), [("open", {"fd", "cwd", "root", "environ", "maps"}), ("private", set())])
+def test_a_child_sees_nothing_of_a_private_parent(kept: str, seen: set[str]) -> None:
+    """Of its own user, that is no root: neither environment nor memory, descriptors or folders."""
+    argv = [sys.executable, "-c", PARENT, kept, WATCHED]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd="/")
+    assert set(done.stdout.split()) - {"exe", "mem"} == seen
+    assert kept == "open" or not done.stdout
 
 
 def next_line(process: "subprocess.Popen[bytes]") -> str:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from slipway_common.base.ids import WORKER_TOKEN, new_id, new_secret
 from slipway_common.base.redaction import CHARACTERS_MAX, redacted
 from slipway_common.observability import telemetry
-from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.domain.registration import RegistrationKeys
+from tests.support.provisioner import KEY
 
 OURS = "019b8d5f-0002-7000-8000-00000000001f"
 RANDOM_TEXT = "q3VZr8mX0bYtLs2WcKd7HgJ5nP9aEuF1iTo4RvCxM6w"
@@ -64,7 +65,7 @@ def test_one_short_line_of_anything(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "secret", [RANDOM_TEXT, WORKER_TOKEN + RANDOM_TEXT, WORKER_TOKEN + "k" * 43, batch_secret("key", OURS)]
+    "secret", [RANDOM_TEXT, WORKER_TOKEN + RANDOM_TEXT, WORKER_TOKEN + "k" * 43, RegistrationKeys(KEY).secret(OURS)]
 )
 def test_no_secret_of_ours_is_kept(secret: str) -> None:
     """Secrets of tokens, of workers and of batches are random texts, none of which is a UUID."""

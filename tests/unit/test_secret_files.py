@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 from slipway_client.cli import secret_files
 from slipway_client.cli.main import app
-from slipway_common.web.access import Tokens
+from slipway_common.web.tokens import Tokens
 
 URL = "postgresql://slipway@postgres:5432/slipway"
-NAMES = {"database_password", "database_url", "registration_key", "operator_token", "tokens.yaml"}
+NAMES = {"database_password", "database_url", "registration_keys", "operator_token", "tokens.yaml"}
 
 
 def contents(folder: Path) -> dict[str, str]:

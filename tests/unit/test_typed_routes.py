@@ -16,10 +16,11 @@ from slipway_api.time import Time
 from slipway_common.base.ids import hash_secret
 from slipway_common.observability.metrics import counter
 from slipway_common.web import openapi, problem
-from slipway_common.web.access import Needs, Tokens
+from slipway_common.web.access import Needs
 from slipway_common.web.answers import Accepted, Answer, stored
 from slipway_common.web.bodies import Body, Report
 from slipway_common.web.router import Router
+from slipway_common.web.tokens import Tokens
 
 ROOT: Final = Path(__file__).parents[2]
 SECRET: Final = "s3cret"

@@ -19,13 +19,13 @@ from typing import Any, Final
 import msgspec
 import uvicorn
 from fastapi import APIRouter, FastAPI
-from pydantic import field_validator
 from starlette.middleware.gzip import GZipMiddleware
 
 from slipway_api.events.alert import START_SECONDS, AlertRaised, AlertResolved, alert_key
 from slipway_api.events.service import ServiceHeartbeat
 from slipway_api.events.topics import SERVICE_HEARTBEAT, TOPICS, Topic, compared_topics
 from slipway_common.base.clock import monotonic_seconds, utc_now
+from slipway_common.base.process.groups import keep_private
 from slipway_common.base.settings import variable_of
 from slipway_common.base.text import listed
 from slipway_common.database import alerts, outage, postgres
@@ -45,7 +45,6 @@ from slipway_common.messaging.topic_admin import partition_counts
 from slipway_common.messaging.views import Reader, View
 from slipway_common.observability import telemetry
 from slipway_common.web import access, openapi, problem, routes
-from slipway_common.web.access import Tokens
 from slipway_common.web.certificates import EVERY_SECONDS as CERTIFICATES_SECONDS
 from slipway_common.web.certificates import CertificateWatch
 from slipway_common.web.conditional import Conditional
@@ -53,6 +52,7 @@ from slipway_common.web.listening import ForHost, ListenerSettings, divided, ser
 from slipway_common.web.paths import FromAddress, InTrace, PathAsSent
 from slipway_common.web.runtime import Runtime
 from slipway_common.web.status import Status
+from slipway_common.web.tokens import Tokens
 
 LOG = telemetry.logger(__name__)
 VERSION: Final = "0.1.0"
@@ -60,6 +60,7 @@ GARBAGE_OBJECTS: Final = 50_000
 UNSENDABLE_ALERT_SECONDS: Final = 10.0
 ALERTS_SECONDS: Final = 60.0
 CONFIRM_SECONDS: Final = 60.0
+REFUSED_SHOWN: Final = 3
 COMPRESSED_BYTES_MIN: Final = 4_096
 
 
@@ -77,14 +78,6 @@ class ServiceSettings(KafkaSettings, ListenerSettings):
     heartbeat_seconds: float = 5.0
     audit_kept_days: float = 60.0
     """Retention of the audit, in days."""
-
-    @field_validator("tokens_file")
-    @classmethod
-    def _has_usable_names(cls, path: Path | None) -> Path | None:
-        """Report a name that rows cannot have at start-up rather than at the first request of its token."""
-        if path is not None:
-            access.check_tokens(path)
-        return path
 
 
 class Loop(msgspec.Struct, frozen=True):
@@ -149,6 +142,8 @@ class Service:
         self.schema_minimum = schema_minimum
         self.renewed = renewed or stop_nothing
         self._began = monotonic_seconds()
+        self.tokens = Tokens(settings.tokens_file)
+        self._refused_tokens = PartitionAlert("tokens-refused", name, settings.instance)
         self._unowned = PartitionAlert("unowned-partition", name, settings.instance)
         self._unsendable = PartitionAlert("unsendable-partition", name, settings.instance)
 
@@ -156,6 +151,7 @@ class Service:
         """Serve until SIGTERM or SIGINT, then finish the steps in progress and stop. Exits with 1 if the port is in
         use."""
         telemetry.configure_logs(self.name)
+        keep_private()
         listening = self._listening()
         # A batch creates many objects and no cycles; collecting more often would take a third of the time.
         gc.set_threshold(GARBAGE_OBJECTS)
@@ -185,7 +181,7 @@ class Service:
         )
         app.state.runtime = self.runtime
         app.state.status = Status(self.runtime, service=self.name, version=VERSION, instance=self.settings.instance)
-        app.state.tokens = Tokens(self.settings.tokens_file)
+        app.state.tokens = self.tokens
         for name, value in self.state.items():
             setattr(app.state, name, value)
         problem.install(app)
@@ -412,13 +408,22 @@ class Service:
         places = [] if publication is None else publication.unsendable(UNSENDABLE_ALERT_SECONDS)
         late = [r for r in readings if r.unowned_for_seconds() > kafka.UNOWNED_ALERT_SECONDS]
         is_starting = monotonic_seconds() - self._began < START_SECONDS
-        for alert in (self._unowned, self._unsendable):
+        for alert in (self._unowned, self._unsendable, self._refused_tokens):
             if not is_starting:
                 await alert.take_over(database)
             await alert.confirm(database)
         unowned = [r.name for r in late if not is_starting or await r.work_waits()]
         unsendable = sorted({topic for topic, _ in places if not is_starting or topic != SERVICE_HEARTBEAT.name})
+        await asyncio.to_thread(self.tokens.load)
+        refused = self.tokens.refused
         events = [
+            *self._refused_tokens.changes(
+                refused,
+                summary=f"{self.name} refuses entries of its tokens file: {'; '.join(refused[:REFUSED_SHOWN])}",
+                effect="requests with these tokens are refused; all other tokens work",
+                doing="reads the file again when it changes",
+                command="slipway token check --file TOKENS",
+            ),
             *self._unowned.changes(
                 unowned,
                 summary=f"{self.name} cannot claim its assigned partitions of {listed(unowned)}",
@@ -435,6 +440,7 @@ class Service:
                 await outbox.enqueue(db, events)
             self.runtime.publish()
         self._unowned.raised, self._unsendable.raised = bool(unowned), bool(unsendable)
+        self._refused_tokens.raised = bool(refused)
         return False
 
 
@@ -468,7 +474,15 @@ class PartitionAlert:
             self.raised = await alerts.confirm(database, self.dedup_key)
             self._confirmed_at = monotonic_seconds()
 
-    def changes(self, names: Sequence[str], *, summary: str, effect: str) -> list[AlertRaised | AlertResolved]:
+    def changes(
+        self,
+        names: Sequence[str],
+        *,
+        summary: str,
+        effect: str,
+        doing: str = "retries every few seconds",
+        command: str = "slipway doctor  # then read the log of the service",
+    ) -> list[AlertRaised | AlertResolved]:
         """The event to publish; empty if nothing has changed."""
         if bool(names) == self.raised:
             return []
@@ -481,8 +495,8 @@ class PartitionAlert:
                 kind=self.kind,
                 summary=summary if names else "",
                 effect=effect,
-                doing="retries every few seconds",
-                command="slipway doctor  # then read the log of the service",
+                doing=doing,
+                command=command,
             )
         ]
 

@@ -7,8 +7,8 @@ from slipway_common.measure import MEASURE_SECONDS, Measure
 from slipway_common.messaging.incarnation import Incarnation
 from slipway_common.messaging.topic_admin import partition_counts
 from slipway_common.service import Loop, Service
-from slipway_common.web.access import Tokens
 from slipway_common.web.runtime import Runtime
+from slipway_common.web.tokens import Tokens
 from slipway_lease_broker.admission import Admissions
 from slipway_lease_broker.boskos.server import Port
 from slipway_lease_broker.domain.terms import BrokerTerms

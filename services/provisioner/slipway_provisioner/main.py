@@ -48,6 +48,7 @@ from slipway_provisioner.providers.operator import UnusableSettings, permitted
 from slipway_provisioner.providers.operator import resolve as resolve_account
 from slipway_provisioner.providers.port import Provider, ProviderSettings, TerraformSettings
 from slipway_provisioner.settings import Settings
+from slipway_provisioner.store import owners
 from slipway_provisioner.store.pacing import SharedBuckets
 from slipway_provisioner.store.retention import RETENTION
 
@@ -171,6 +172,7 @@ def build(settings: Settings) -> Service:
             "settings": settings,
             "body_bytes_max": {"/declaration": declaration.BODY_BYTES_MAX},
             "providers": providers,
+            "owner_of": owners.of,
             "enroller": Enroller(
                 providers, deadlines=settings.deadlines(), grace_seconds=settings.identity_grace_seconds
             ),

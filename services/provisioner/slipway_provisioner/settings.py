@@ -7,17 +7,22 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from slipway_common.base.settings import current_value
 from slipway_common.base.tls import client_context
 from slipway_common.declaration.fields import Money, Place, Provider
 from slipway_common.declaration.files import read_file
 from slipway_common.declaration.strict_yaml import Invalid, read
 from slipway_common.declaration.user_data import URL_PATTERN
+from slipway_common.observability.telemetry import logger
 from slipway_common.signal_settings import SignalSettings
 from slipway_provisioner.domain.deadlines import DefaultDeadlines, defaults
-from slipway_provisioner.domain.encryption import KeyRing
+from slipway_provisioner.domain.encryption import BadKeys, KeyRing
 from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.operator import OperatorSettings, operator_settings
 from slipway_provisioner.domain.prices import MachineKind, Prices
+from slipway_provisioner.domain.registration import RegistrationKeys
+
+LOG = logger(__name__)
 
 AUTHORITIES_CHARACTERS_MAX = 4_096
 
@@ -30,8 +35,10 @@ class Settings(SignalSettings):
     """URL at which machines reach this service, at most 200 characters [default: its own host and port]."""
     register_ca_file: Path | None = None
     """Authorities, in PEM, that machines trust in addition, for a private authority; user data carry them as `ca`."""
-    registration_key: str
-    """Key from which batch registration secrets are derived. After a change, booting machines cannot register."""
+    registration_keys: str
+    """Keys of batch registration secrets, one a line: the base64 of 32 random bytes. The first one derives, all verify.
+    The file of SLIPWAY_REGISTRATION_KEYS_FILE is read again when it changes: to rotate, put a new key first, and remove
+    the old one after the longest registration deadline."""
     providers: str = ""
     """Providers that declarations may use, by name and with commas between them [default: those that run no commands].
     As a mapping in YAML, usually in the file of SLIPWAY_PROVIDERS_FILE, it also has each provider's `entries` (files,
@@ -145,6 +152,20 @@ class Settings(SignalSettings):
         KeyRing(lines)  # the message of a ValueError names the line alone
         return lines
 
+    @field_validator("registration_keys")
+    @classmethod
+    def _usable_keys(cls, lines: str) -> str:
+        _registration_keys(lines)
+        return lines
+
+    def registration(self) -> RegistrationKeys:
+        """Keys of the file as it is now. One that has become unusable changes nothing."""
+        try:
+            return _registration_keys(current_value("registration_keys", self.registration_keys))
+        except BadKeys as error:
+            LOG.error("the file of registration keys is not used as it is", problem=str(error))
+            return _registration_keys(self.registration_keys)
+
     def deadlines(self) -> DefaultDeadlines:
         """Deadlines by profile, of workers that declare none."""
         return defaults(
@@ -200,6 +221,11 @@ class Settings(SignalSettings):
 def _prices(path: Path | None) -> Prices:
     """Read prices from a file, once; raises ValueError with the location of the error."""
     return {} if path is None else read_file(path, prices_of)
+
+
+@cache
+def _registration_keys(lines: str) -> RegistrationKeys:
+    return RegistrationKeys(lines)
 
 
 @cache

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slipway_client.cli import tokens
 from slipway_client.cli.commands.tokens import create_token
 from slipway_common.base.ids import hash_secret
-from slipway_common.web.access import Tokens, allows
+from slipway_common.base.token_scopes import SCOPES
+from slipway_common.web.access import allows
+from slipway_common.web.tokens import Tokens
 from tests.support.cli_services import EXAMPLE, ROOT, Services, slipway
 
 
@@ -132,6 +133,7 @@ def test_token_without_a_file_shows_the_line_beside_the_secret() -> None:
     assert hash_secret(answer.stdout.strip()) in answer.stderr
 
 
+GIVEN = [scope.partition("[")[0] for scope in SCOPES]
 BAD_TOKENS = [
     (["--name", "C I", "--scope", "admin"], "--name: 'C I' is invalid"),
     (["--name", "ci", "--scope", "raed"], "--scope: 'raed' allows nothing; scopes are read, read:settings"),
@@ -139,7 +141,8 @@ BAD_TOKENS = [
     (["--name", "known", "--scope", "admin"], "already has a token 'known'"),
     (["--name", "ci", "--scope", "lease:write:demo"], "--scope: 'lease:write:demo' allows nothing; scopes are"),
     (["--name", "ci", "--scope", "leases:write"], "--scope: 'leases:write' allows nothing"),
-    (["--name", "ci", "--scope", "pools:write:linux"], "--scope: 'pools:write:linux' allows nothing"),
+    (["--name", "ci", "--scope", "state-keys:write:linux"], "--scope: 'state-keys:write:linux' allows nothing"),
+    (["--name", "ci", "--scope", "*"], "--scope: '*' allows nothing"),
 ]
 
 
@@ -153,7 +156,7 @@ def test_bad_token_changes_no_file(tmp_path: Path, arguments: list[str], reason:
     assert reason in answer.stderr
 
 
-@pytest.mark.parametrize("scope", [*tokens.SCOPES, "*", "leases:*", "leases:write:*", "leases:write:aws-*"])
+@pytest.mark.parametrize("scope", [*GIVEN, "leases:*", "leases:write:*", "leases:write:aws-*"])
 def test_every_scope_can_be_given(scope: str) -> None:
     assert slipway("token", "create", "--name", "ci", "--scope", scope).exit_code == 0
 
@@ -161,7 +164,7 @@ def test_every_scope_can_be_given(scope: str) -> None:
 def test_every_scope_is_documented() -> None:
     helps = create_token.__doc__ or ""
     guide = (ROOT / "docs/guides/operators.md").read_text()
-    assert [scope for scope in tokens.SCOPES if scope not in helps or f"`{scope}`" not in guide] == []
+    assert [scope for scope in GIVEN if scope not in helps or f"`{scope}`" not in guide] == []
 
 
 @pytest.mark.parametrize("before", ['[{"name": "known", "sha256": "00", "scopes": []}]', "- {name: a}\n...\n"])
@@ -194,3 +197,33 @@ def test_help_has_an_example(command: list[str]) -> None:
     assert answer.exit_code == 0
     assert "Example" in answer.stdout
     assert " ".join(["slipway", *command]) in answer.stdout.split("Example", 1)[1]
+
+
+def test_a_token_is_revoked_in_the_file(tmp_path: Path) -> None:
+    """Its lines are cut out; comments and other tokens stay as they are, and the mode of the file does."""
+    file = tmp_path / "tokens.yaml"
+    one, two = (f"- {{name: {name}, sha256: {hash_secret(name)}, scopes: [read]}}\n" for name in ("one", "two"))
+    long = f"- name: long\n  sha256: {hash_secret('long')}\n  scopes: [read]\n"
+    file.write_text(f"# ours\n{one}{long}{two}")
+    file.chmod(0o640)
+    assert slipway("token", "revoke", "long", "--file", str(file)).exit_code == 0
+    assert file.read_text() == f"# ours\n{one}{two}"
+    assert slipway("token", "revoke", "two", "--file", str(file)).exit_code == 0
+    assert slipway("token", "revoke", "one", "--file", str(file)).exit_code == 0
+    assert (file.read_text(), file.stat().st_mode & 0o777) == ("# ours\n", 0o640)
+    answer = slipway("token", "revoke", "one", "--file", str(file))
+    assert answer.exit_code != 0
+    assert "has no token 'one'; it has none" in answer.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens.yaml"]
+
+
+def test_a_token_that_expires_is_created_and_checked(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.yaml"
+    made = slipway("token", "create", "--name", "ci", "--scope", "read", "--expires-in-days", "90", "--file", str(file))
+    found = Tokens(file).find(made.stdout.strip())
+    assert found is not None
+    assert found.expires_at is not None
+    assert not found.expired
+    assert slipway("token", "check", "--file", str(file)).stdout == "1 tokens are used as they are\n"
+    file.write_text(file.read_text() + "- {name: bad, sha256: x, scopes: [read]}\n")
+    assert "token 2: sha256 is no hash" in slipway("token", "check", "--file", str(file)).stderr

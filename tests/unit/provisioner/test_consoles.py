@@ -18,9 +18,10 @@ from slipway_provisioner.domain.consoles import (
     none_found,
     raised,
 )
-from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.domain.registration import RegistrationKeys
+from tests.support.provisioner import KEY
 
-SECRET = batch_secret("key", "0192f0c1-0000-7000-8000-000000000000")
+SECRET = RegistrationKeys(KEY).secret("0192f0c1-0000-7000-8000-000000000000")
 USER_DATA = ('{"batch_id":"b-1","register_url":"http://slipway:7301","secret":"', '","settings":{"team":"ci"}}')
 ERROR = "slipway-worker: cannot open libssl.so.3"
 CONSOLE = ConsoleOutput(

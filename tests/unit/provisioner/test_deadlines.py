@@ -11,9 +11,10 @@ from slipway_common.declaration.strict_yaml import Invalid
 from slipway_provisioner.domain.deadlines import defaults, problem
 from slipway_provisioner.settings import Settings
 from slipway_weight_calculator.domain.policy import PROFILES
+from tests.support.provisioner import KEY
 
 HOUR = 3600.0
-OWN = Settings(database_url="", kafka="", registration_key="key").deadlines()
+OWN = Settings(database_url="", kafka="", registration_keys=KEY).deadlines()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from slipway_provisioner.providers.installed import installed
 from slipway_provisioner.providers.simulated import Simulated
 from slipway_provisioner.settings import Settings
 from tests.support.providers import provider_settings
+from tests.support.provisioner import KEY
 
 
 def test_a_name_that_two_packages_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +41,7 @@ async def test_every_provider_is_closed(monkeypatch: pytest.MonkeyPatch) -> None
     """Also if the service ends by cancellation and another provider fails to close."""
     providers = {name: Closing(OSError(name) if name == "b" else None) for name in "abc"}
     monkeypatch.setattr(main, "installed", lambda _: providers)
-    service = main.build(Settings(database_url="", kafka="", registration_key="key"))
+    service = main.build(Settings(database_url="", kafka="", registration_keys=KEY))
     with pytest.raises(OSError, match="b"):
         async with service.resources[0]:
             raise asyncio.CancelledError

@@ -15,6 +15,7 @@ from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Pr
 from slipway_provisioner.settings import Settings
 from tests.support.cloud import Cloud
 from tests.support.providers import provider_settings, request
+from tests.support.provisioner import KEY
 
 SETTINGS: Final[dict[str, Any]] = {
     "cloud": {
@@ -175,7 +176,7 @@ async def test_no_method_sees_an_account_as_it_was_declared() -> None:
     ],
 )
 def test_settings_that_nothing_can_use_are_refused(text: str, words: str) -> None:
-    given = Settings(database_url="", kafka="", registration_key="key", providers=text).operator_settings()
+    given = Settings(database_url="", kafka="", registration_keys=KEY, providers=text).operator_settings()
     with pytest.raises(UnusableSettings, match=words):
         permitted({"cloud": Seeing(), "bare": Seeing()}, given)
 
@@ -191,14 +192,14 @@ def test_settings_that_nothing_can_use_are_refused(text: str, words: str) -> Non
 )
 def test_a_text_that_is_no_settings_is_refused_at_start(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Settings(database_url="", kafka="", registration_key="key", providers=text)
+        Settings(database_url="", kafka="", registration_keys=KEY, providers=text)
 
 
 @pytest.mark.parametrize("text", ["aws, simulated", "[aws, simulated]", "aws: {}\nsimulated:\n"])
 def test_names_alone_permit_providers(text: str) -> None:
-    found = Settings(database_url="", kafka="", registration_key="key", providers=text).operator_settings()
+    found = Settings(database_url="", kafka="", registration_keys=KEY, providers=text).operator_settings()
     assert list(found or {}) == ["aws", "simulated"]
 
 
 def test_the_default_is_none() -> None:
-    assert Settings(database_url="", kafka="", registration_key="key").operator_settings() is None
+    assert Settings(database_url="", kafka="", registration_keys=KEY).operator_settings() is None

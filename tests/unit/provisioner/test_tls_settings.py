@@ -7,10 +7,11 @@ import pytest
 
 from slipway_provisioner.settings import Settings
 from tests.support.authority import Authority
+from tests.support.provisioner import KEY
 
 
 def settings(**given: Any) -> Settings:
-    needed = {"database_url": "postgresql://", "kafka": "broker:9092", "registration_key": "key"}
+    needed = {"database_url": "postgresql://", "kafka": "broker:9092", "registration_keys": KEY}
     return Settings(**needed | given)
 
 

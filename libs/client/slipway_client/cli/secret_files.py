@@ -5,6 +5,7 @@ and group only; nothing but file names is printed.
 """
 
 import argparse
+import base64
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +13,13 @@ from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from slipway_client.cli import tokens
-from slipway_common.base.ids import new_secret
 
 MODE: Final = 0o640
 OPERATOR: Final = "operator"
 
 
 def create(folder: Path, database_url: str) -> list[str]:
-    """Create the missing files and return their names: database_password, database_url, registration_key,
+    """Create the missing files and return their names: database_password, database_url, registration_keys,
     operator_token, and tokens.yaml, which holds hashes only. `database_url` has user, host and database; the password
     is added.
 
@@ -33,9 +33,14 @@ def create(folder: Path, database_url: str) -> list[str]:
     where = parts.netloc.rpartition("@")[2]
     with_password = urlunsplit(parts._replace(netloc=f"{parts.username}:{password}@{where}"))
     made.append(_absent(folder / "database_url", lambda: with_password))
-    made.append(_absent(folder / "registration_key", new_secret))
+    made.append(_absent(folder / "registration_keys", _key))
     made += _operator(folder / "operator_token", folder / "tokens.yaml")
     return [name for name in made if name]
+
+
+def _key() -> str:
+    """A registration key: the base64 of 32 random bytes."""
+    return base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 def _operator(token: Path, known: Path) -> list[str]:

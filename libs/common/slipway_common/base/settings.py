@@ -20,6 +20,7 @@ CLIENT_SETTINGS: Final = frozenset({"TOKEN", "TOKEN_FILE"})
 """Settings of the client whose names resemble those of services."""
 SIMILARITY_MIN: Final = 0.87
 """Similarity from which a name counts as misspelt. Names of different settings are less alike."""
+_read_files: dict[str, tuple[tuple[int, int, int], str]] = {}
 SettingsType = TypeVar("SettingsType", bound="EnvironmentSettings")
 
 
@@ -57,6 +58,22 @@ class NamedFiles(PydanticBaseSettingsSource):
     def __call__(self) -> dict[str, Any]:
         values = {name: self.get_field_value(field, name)[0] for name, field in self.settings_cls.model_fields.items()}
         return {name: value for name, value in values.items() if value is not None}
+
+
+def current_value(field_name: str, at_start: str) -> str:
+    """Value of a setting as its file has it now. That of the start if a variable has it, or the file cannot be read."""
+    variable = variable_of(field_name)
+    path = os.environ.get(f"{variable}_FILE")
+    if variable in os.environ or not path:
+        return at_start
+    try:
+        stat = os.stat(path)
+        stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        if path not in _read_files or _read_files[path][0] != stamp:
+            _read_files[path] = stamp, read_value(f"{variable}_FILE", Path(path))
+    except (OSError, UnreadableFile):
+        return _read_files[path][1] if path in _read_files else at_start
+    return _read_files[path][1]
 
 
 def variable_of(field_name: str) -> str:

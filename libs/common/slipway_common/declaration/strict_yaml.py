@@ -87,6 +87,11 @@ def read(text: str) -> Document:
     return Document(part.value, reader.lines, reader.problems)
 
 
+def is_empty(text: str) -> bool:
+    """True for a text that has nothing but comments."""
+    return all(not line.strip() or line.lstrip().startswith("#") for line in text.splitlines())
+
+
 def write(value: Any) -> str:
     """YAML of a JSON value; `read` returns the same."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)

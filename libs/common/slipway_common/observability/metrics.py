@@ -533,6 +533,12 @@ METRICS: Final[tuple[Metric, ...]] = (
         help="Assigned partitions that this process has not claimed",
     ),
     Metric(
+        name="slipway_tokens_refused",
+        kind="gauge",
+        services=EVERY,
+        help="Entries of the tokens file that are refused, or 1 if it cannot be read as it is now",
+    ),
+    Metric(
         name="slipway_unsendable_partitions",
         kind="gauge",
         services=EVERY,

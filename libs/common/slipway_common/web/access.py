@@ -1,30 +1,26 @@
 """Access to routes: bearer tokens with scopes, and the tokens of workers. Every route declares its access once.
 
-Only SHA-256 hashes of tokens are stored, in a file that is reloaded on change: a YAML (or JSON) list of
-{name, sha256, scopes}. A scope is `read`, `area:verb` or `area:verb:target`; a trailing `*` matches the rest, `admin`
-allows everything. The tokens of workers and of leases are in no file: each reaches the own routes of its worker or
+Only SHA-256 hashes of tokens are stored, in a file that is reloaded on change (`tokens`). A scope is `read`,
+`area:verb` or `area:verb:target`, of some areas `area:verb:owner`; a trailing `*` matches the rest, `admin` allows
+everything. The tokens of workers and of leases are in no file: each reaches the own routes of its worker or
 lease alone.
 """
 
-import hmac
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from string import Formatter
 from typing import Annotated, Any, Final
 
 import msgspec
-import yaml
 from fastapi import Depends, FastAPI, Request
 from fastapi.routing import APIRoute, iter_route_contexts
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from slipway_api.limits import NAME, Name
-from slipway_common.base.ids import LEASE_TOKEN, WORKER_TOKEN, hash_secret
-from slipway_common.observability.telemetry import logger
+from slipway_common.base.ids import LEASE_TOKEN, WORKER_TOKEN
+from slipway_common.database.postgres import Connection
 from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import database
+from slipway_common.web.tokens import Token, Tokens
 
-LOG = logger(__name__)
 IMPLIED_BY: Final = {"read": "read:settings", "read:settings": "declaration:write"}
 """Read scopes that another scope includes: who may declare settings may read them."""
 _bearer = HTTPBearer(auto_error=False, scheme_name="token", description="Token of the services' tokens file")
@@ -33,71 +29,6 @@ _worker_bearer = HTTPBearer(
 )
 Bearer = HTTPAuthorizationCredentials | None
 Credentials = Annotated[Bearer, Depends(_bearer)]
-
-
-class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry of the tokens file. Its name is that of the caller in rows and events, as tenant or owner. `tenants` are
-    other tenants that it may name, a trailing `*` matches the rest; `unleased_max` are the units that its starts
-    without a lease count against a lease pool [default: the limit]."""
-
-    name: Name
-    sha256: str
-    scopes: list[str]
-    tenants: list[str] = []
-    unleased_max: Annotated[int, msgspec.Meta(ge=0)] | None = None
-
-
-class BadTokens(ValueError):
-    """A token that cannot be used; the text says which by its position in the file, and nothing of it."""
-
-
-class Tokens:
-    """Tokens of one file. If the file becomes unreadable, the last good content is kept and an error is logged."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self._read_at: tuple[int, int] = (0, 0)
-        self._tokens: list[Token] = []
-
-    def find(self, secret: str) -> Token | None:
-        digest = hash_secret(secret)
-        found = None
-        for token in self._load():  # no early exit, so the time does not reveal a match
-            if hmac.compare_digest(token.sha256, digest):
-                found = token
-        return found
-
-    def _load(self) -> list[Token]:
-        if self.path is None:
-            return []
-        try:
-            stat = self.path.stat()
-            stamp = (stat.st_mtime_ns, stat.st_size)
-            if stamp != self._read_at:
-                loaded = yaml.safe_load(self.path.read_text()) or []
-                _check_names(self.path, loaded)
-                self._tokens = msgspec.convert(loaded, list[Token])
-                self._read_at = stamp
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            LOG.error(
-                "tokens file cannot be read, keeping the last good content", path=str(self.path), error=str(error)
-            )
-        return self._tokens
-
-
-def check_tokens(path: Path) -> None:
-    """Raise BadTokens if the name of a token of this file cannot be used. A file that cannot be read may be written
-    later, and is reported when a request needs it."""
-    with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
-        _check_names(path, yaml.safe_load(path.read_text()))
-
-
-def _check_names(path: Path, loaded: Any) -> None:
-    """Raise BadTokens for the first entry whose name cannot be used."""
-    for position, entry in enumerate(loaded if isinstance(loaded, list) else (), 1):
-        name = entry.get("name") if isinstance(entry, dict) else None
-        if isinstance(name, str) and (wrong := "is empty" if not name else NAME.problem(name)):
-            raise BadTokens(f"{path}: the name of token {position} {wrong}; choose another one")
 
 
 def allows(scopes: Iterable[str], wanted: str) -> bool:
@@ -136,6 +67,12 @@ class Caller(msgspec.Struct, frozen=True):
     def may(self, scope: str) -> bool:
         """True if the token has this scope."""
         return allows(self.token.scopes, scope)
+
+    def owners(self, scope: str) -> tuple[str, ...] | None:
+        """Owners for whose things the token has this scope, of which a trailing `*` matches the rest; None: all."""
+        if self.may(scope):
+            return None
+        return tuple(held.removeprefix(f"{scope}:") for held in self.token.scopes if held.startswith(f"{scope}:"))
 
     def tenant(self, wanted: str | None) -> str:
         """The tenant of a request: by default that of the token's name. Raises Problem 403 for one that the token may
@@ -212,6 +149,29 @@ class NeedsCaller(Needs):
         return self.caller(request, credentials)
 
 
+OwnerOf = Callable[[Connection, str, str], Awaitable[str | None]]
+"""Owner of a thing by its kind and id, empty if nobody owns it; None if there is no such thing."""
+
+
+class NeedsOwner(Needs):
+    """Access by a token with a scope, `pools:write`, or with that scope for the owner of the thing that the path names,
+    `pools:write:team-a`. The service's state has its `owner_of`. Gives the name of the caller."""
+
+    def __init__(self, scope: str, kind: str, parameter: str) -> None:
+        super().__init__(scope, f"{scope}:{{owner}}")
+        self.kind, self.parameter = kind, parameter
+
+    async def __call__(self, request: Request, credentials: Credentials) -> Any:
+        caller = self.caller(request, credentials)
+        if not caller.allowed:
+            owner_of: OwnerOf = request.app.state.owner_of
+            async with database(request).acquire() as db:
+                owner = await owner_of(db, self.kind, request.path_params[self.parameter])
+            if owner is not None:  # the route says that there is no such thing
+                caller.permit(owner=owner)
+        return caller.name
+
+
 class OwnWorker(Access):
     """Access by a worker's own token. Gives the token, which the route compares with the worker in its path."""
 
@@ -256,8 +216,7 @@ def check(app: FastAPI) -> None:
 def _identified(request: Request, credentials: Bearer, wanted: Sequence[str]) -> Token:
     """Token of the request. Raises Problem 401 if it is absent or unknown, 403 if it is a worker's or a lease's."""
     if credentials is None:
-        creating = f"`slipway token create --name NAME --scope {_shown(wanted[:1])} --file TOKENS` creates one"
-        detail = f"send one with the scope {_shown(wanted)} as 'Authorization: Bearer …'; {creating}"
+        detail = f"send one with the scope {_shown(wanted)} as 'Authorization: Bearer …'; {creating_text(wanted[:1])}"
         raise Problem(401, "no-token", "A token is required", detail, needed=_shown(wanted[:1]))
     secret = credentials.credentials
     if secret.startswith(WORKER_TOKEN):
@@ -270,7 +229,16 @@ def _identified(request: Request, credentials: Bearer, wanted: Sequence[str]) ->
     token = tokens.find(secret)
     if token is None:
         raise Problem(401, "unknown-token", "Unknown token", "it may have been revoked or belong to another deployment")
+    if token.expires_at is not None and token.expired:
+        detail = f"{token.name} expired at {token.expires_at:%Y-%m-%d %H:%M:%S} UTC; {creating_text(token.scopes)}"
+        raise Problem(401, "expired-token", "The token has expired", detail)
     return token
+
+
+def creating_text(scopes: Sequence[str]) -> str:
+    """Command that creates a token with these scopes."""
+    options = " ".join(f"--scope {_shown([scope])}" for scope in scopes)
+    return f"`slipway token create --name NAME {options} --file TOKENS` creates one"
 
 
 def _scope_missing(token: Token, wanted: Sequence[str]) -> Problem:

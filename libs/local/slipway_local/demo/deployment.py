@@ -5,6 +5,7 @@ existing servers to use instead of the embedded ones; nothing else differs.
 """
 
 import asyncio
+import base64
 import contextlib
 import os
 import sys
@@ -106,6 +107,7 @@ class Deployment:
         self.ledger = folder / "ledger.jsonl"
         self._replaced: dict[str, int] = {}  # how many times, by service
         self.token = new_secret()
+        self.registration_keys = base64.b64encode(os.urandom(32)).decode()
         self.providers: dict[str, Any] = {"simulated": {"entries": {"default": {"url": self.url("simulator")}}}}
         """Operator's settings of the provisioner's providers, until it starts."""
         self.tokens_file = folder / "tokens.yaml"
@@ -255,7 +257,7 @@ class Deployment:
             "SLIPWAY_PORT": str(self.ports[name]),
             "SLIPWAY_TOKENS_FILE": str(self.tokens_file),
             "SLIPWAY_LEDGER": str(self.ledger),
-            "SLIPWAY_REGISTRATION_KEY": hash_secret(self.token),
+            "SLIPWAY_REGISTRATION_KEYS": self.registration_keys,
             "SLIPWAY_PROVIDERS": msgspec.json.encode(self.providers).decode(),
             "SLIPWAY_LEASE_BROKER_URL": self.url("lease-broker"),
             "SLIPWAY_SPEED": repr(self.speed),  # the weight-calculator divides the times of its profiles itself

@@ -22,8 +22,9 @@ from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database import outage
 from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.observability.telemetry import logger
-from slipway_common.web.access import Tokens, allows
+from slipway_common.web.access import allows
 from slipway_common.web.runtime import Runtime
+from slipway_common.web.tokens import Tokens
 from slipway_lease_broker.boskos.calls import Caller, Calls, NotAvailable, Refused, Wanted, leased
 from slipway_lease_broker.domain.commands import UNITS_MAX
 from slipway_lease_broker.domain.slots import FREE, Slot, go_seconds
@@ -119,7 +120,7 @@ class App:
         except (binascii.Error, ValueError):
             name = secret = ""
         token = self._tokens.find(secret) if kind.lower() == "basic" and secret else None
-        if token is None or token.name != name:
+        if token is None or token.expired or token.name != name:
             raise Refused(401, "authenticate by HTTP Basic with the name and the secret of a token of the lease-broker")
         scopes = token.scopes
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import uvicorn
 
 from slipway_common.observability.telemetry import logger
-from slipway_common.web.access import Tokens
+from slipway_common.web.tokens import Tokens
 from slipway_lease_broker.admission import Admissions
 from slipway_lease_broker.boskos.app import App
 from slipway_lease_broker.boskos.calls import Calls

@@ -13,6 +13,7 @@ from slipway_common.base.ids import LEASE_TOKEN, hash_secret
 from slipway_common.web import access
 from slipway_common.web.access import Credentials, Needs, NeedsCaller
 from slipway_common.web.problem import Problem
+from slipway_common.web.tokens import Token
 from slipway_lease_broker.domain.holders import holder_of
 from slipway_lease_broker.http.call import BoundLease, Call
 from slipway_lease_broker.store import leases, pools
@@ -55,7 +56,7 @@ class NeedsLease(NeedsCall):
         if credentials is None or not credentials.credentials.startswith(LEASE_TOKEN):
             return called(request, self.caller(request, credentials))
         lease_id = credentials.credentials.removeprefix(LEASE_TOKEN).rpartition(".")[0]
-        nobody = called(request, access.Caller(access.Token(name="", sha256="", scopes=[]), self.scopes))
+        nobody = called(request, access.Caller(Token(name="", sha256="", scopes=[]), self.scopes))
         found = await leases.named(nobody.database, [lease_id])
         digest, now = hash_secret(credentials.credentials), await pools.clock(nobody.database)
         holder = holder_of(found[0], digest, now) if found else None
@@ -68,7 +69,7 @@ class NeedsLease(NeedsCall):
         if request.path_params.get("lease_pool_id", lease.lease_pool_id) != lease.lease_pool_id:
             raise other_lease()
         scopes = [scope.format(lease_pool_id=lease.lease_pool_id) for scope in self.scopes]
-        caller = access.Caller(access.Token(name=lease.owner, sha256="", scopes=scopes), self.scopes)
+        caller = access.Caller(Token(name=lease.owner, sha256="", scopes=scopes), self.scopes)
         return msgspec.structs.replace(nobody, caller=caller, bound=BoundLease(lease, holder))
 
 

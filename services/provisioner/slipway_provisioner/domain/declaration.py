@@ -90,6 +90,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     terminate: bool = False
     if_match: str | None = None
     to_revision: int | None = None
+    owners: tuple[str, ...] | None = None
+    """Owners whose things the caller may change, of which a trailing `*` matches the rest; None: any."""
+
+    def may_change(self, owner: str) -> bool:
+        """True if the caller may change what this owner declared."""
+        return self.owners is None or any(
+            owner == one or (one.endswith("*") and owner.startswith(one[:-1])) for one in self.owners
+        )
 
     @property
     def terms(self) -> str:

@@ -51,10 +51,8 @@ class KeyRing:
         """`lines` has the base64 of one key a line; empty lines and those that begin with # are skipped. Raises
         BadKeys."""
         self._keys: dict[str, bytes] = {}
-        for number, line in enumerate(map(str.strip, lines.splitlines()), 1):
-            if line and not line.startswith("#"):
-                key = _decoded(line, number)
-                self._keys.setdefault(key_id_of(key), key)
+        for key in key_lines(lines):
+            self._keys.setdefault(key_id_of(key), key)
 
     @property
     def current_id(self) -> str:
@@ -86,6 +84,12 @@ class KeyRing:
         except (InvalidTag, ValueError):
             raise NotAuthentic(f"the document {identity} was changed, or is that of another row") from None
         return document
+
+
+def key_lines(lines: str) -> list[bytes]:
+    """Keys, the base64 of one a line; empty lines and those that begin with # are skipped. Raises BadKeys."""
+    numbered = enumerate(map(str.strip, lines.splitlines()), 1)
+    return [_decoded(line, number) for number, line in numbered if line and not line.startswith("#")]
 
 
 def key_id_of(key: bytes) -> str:

@@ -6,12 +6,23 @@ from slipway_common.declaration.changes import OwnedByAnother
 from slipway_provisioner.domain.declaration import Known, Owners, Request
 
 
+class ForeignOwner(Exception):
+    """The caller's token may not change what this owner declared."""
+
+    def __init__(self, owner: str, what: str = "the declaration") -> None:
+        super().__init__(f"{what} belongs to {owner or 'no owner'}")
+        self.owner = owner
+
+
 def check(kind: str, id_: str, owner: str, declared_by: str, request: Request, released: Collection[str]) -> None:
-    """Raise OwnedByAnother if an object that exists may not be declared by this owner.
+    """Raise OwnedByAnother if an object that exists may not be declared by this owner, ForeignOwner if the caller may
+    not change what its present owner declared.
 
     An object without an owner is anybody's, and one that its owner leaves out in the same request, by one of the
     `released` documents, goes over.
     """
+    if not request.may_change(owner):
+        raise ForeignOwner(owner, f"{kind} {id_}")
     if owner not in ("", declared_by) and not request.adopt and owner not in released:
         raise OwnedByAnother(kind, id_, owner, declared_by)
 
@@ -19,9 +30,11 @@ def check(kind: str, id_: str, owner: str, declared_by: str, request: Request, r
 def removed(owners: Owners, stored: Mapping[str, Known], request: Request) -> Iterable[str]:
     """Ids of a section that a request removes: what its owners leave out, or with prune what anybody has.
 
-    A section that no document has is left alone.
+    A section that no document has is left alone. Raises ForeignOwner.
     """
     for id_, known in stored.items():
         theirs = known.owner in owners.documents or (request.prune and bool(owners.documents))
         if theirs and id_ not in owners.entries:
+            if not request.may_change(known.owner):
+                raise ForeignOwner(known.owner, id_)
             yield id_

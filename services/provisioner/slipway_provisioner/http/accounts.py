@@ -18,7 +18,7 @@ from slipway_api.http.provisioner.pools import ReasonGiven
 from slipway_common.base.audited import AuditedKind
 from slipway_common.database import audit
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.web.access import READ, Needs
+from slipway_common.web.access import READ, NeedsOwner
 from slipway_common.web.answers import Answer
 from slipway_common.web.bodies import Body
 from slipway_common.web.problem import Problem
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 router = Router(prefix="/accounts", tags=["accounts"])
 DatabaseDep = Annotated[Database, Depends(database)]
-Caller = Annotated[str, Depends(Needs("accounts:write"))]
+Caller = Annotated[str, Depends(NeedsOwner("accounts:write", "account", "account_id"))]
 # Status, slug and title of each refusal, and its detail for an account id.
 REFUSALS: Final[dict[type[Exception], tuple[int, str, str, str]]] = {
     reachability.UnknownAccount: (

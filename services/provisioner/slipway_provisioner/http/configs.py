@@ -10,7 +10,7 @@ from slipway_api.http.provisioner.launch_configs import LaunchConfig, LaunchConf
 from slipway_api.http.provisioner.pools import Pause
 from slipway_common.base.revisions import hash_of, name_of
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.web.access import READ, Needs, Reader
+from slipway_common.web.access import READ, NeedsOwner, Reader
 from slipway_common.web.answers import Answer
 from slipway_common.web.bodies import Body
 from slipway_common.web.problem import Problem
@@ -22,7 +22,7 @@ from slipway_provisioner.store import configs, pools, summaries
 
 router = Router(prefix="/launch-configs", tags=["launch configs"])
 DatabaseDep = Annotated[Database, Depends(database)]
-Caller = Annotated[str, Depends(Needs("launch-configs:write"))]
+Caller = Annotated[str, Depends(NeedsOwner("launch-configs:write", "config", "config"))]
 Names = Annotated[list[Name] | None, Query(alias="name", description="List these launch configs only.")]
 Archived = Annotated[bool, Query(alias="all", description="List archived revisions too.")]
 

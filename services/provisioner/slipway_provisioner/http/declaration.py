@@ -27,7 +27,7 @@ from slipway_common.declaration.models import Declaration, WorkerPool
 from slipway_common.declaration.parsing import parse_owner
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
 from slipway_common.web import openapi, pages
-from slipway_common.web.access import READ, READ_SETTINGS, Needs, Reader
+from slipway_common.web.access import READ, READ_SETTINGS, Caller, NeedsCaller, Reader
 from slipway_common.web.answers import Answer
 from slipway_common.web.bodies import Body
 from slipway_common.web.declaring import changed_meanwhile, refusing
@@ -44,6 +44,7 @@ from slipway_provisioner.domain import declaration as domain
 from slipway_provisioner.domain.deadlines import DefaultDeadlines
 from slipway_provisioner.domain.declaration import Applied, DeclarationRefused
 from slipway_provisioner.domain.limits import Tariff
+from slipway_provisioner.domain.ownership import ForeignOwner
 from slipway_provisioner.domain.roll_out import Strategy
 from slipway_provisioner.domain.rollback import Rollback
 from slipway_provisioner.http.pools import no_pool
@@ -53,7 +54,8 @@ from slipway_provisioner.store.declarations import ChangedMeanwhile
 
 router = Router(tags=["declaration"])
 DatabaseDep = Annotated[Database, Depends(database)]
-Caller = Annotated[str, Depends(Needs("declaration:write"))]
+SCOPE: Final = "declaration:write"
+Declarer = Annotated[Caller, Depends(NeedsCaller(SCOPE, f"{SCOPE}:{{owner}}"))]
 BODY_BYTES_MAX: Final = 128_000_000
 """Size of a declaration. In lines, only what changes is kept in memory."""
 LINE_BYTES_MAX: Final = 20_000_000
@@ -75,9 +77,10 @@ class RollOut(BaseModel):
     dry_run: bool = False
     adopt: bool = False
 
-    def request(self, by: str, **more: Any) -> domain.Request:
+    def request(self, caller: Caller, **more: Any) -> domain.Request:
         return domain.Request(
-            by=by,
+            by=caller.name,
+            owners=caller.owners(SCOPE),
             dry_run=self.dry_run,
             adopt=self.adopt,
             confirm=self.confirm,
@@ -136,7 +139,7 @@ _LINE: Final = msgspec.json.Decoder(_Line)
 
 @router.put("/declaration", openapi_extra=DECLARATION_BODY)
 async def put_declaration(
-    request: Request, by: Caller, db: DatabaseDep, how: Annotated[RollOut, Depends()], prune: bool = False
+    request: Request, caller: Declarer, db: DatabaseDep, how: Annotated[RollOut, Depends()], prune: bool = False
 ) -> Answer[DeclarationResult]:
     """Apply a declaration, or list its changes for `dry_run`. Atomic and idempotent.
 
@@ -154,8 +157,9 @@ async def put_declaration(
     their digest.
     """
     with _refusing():
-        asked = how.request(by, prune=prune)
+        asked = how.request(caller, prune=prune)
         declared = await _read(request, db, asked)
+        _check_owners(declared, asked)
         async with db.acquire() as connection:
             applied = await declaration.apply(
                 connection, declared, asked, request.app.state.providers, *_terms(request)
@@ -199,7 +203,7 @@ async def get_pool(pool_id: Name, reader: Reader, db: DatabaseDep) -> Answer[Poo
 async def put_pool(
     pool_id: Name,
     request: Request,
-    by: Caller,
+    caller: Declarer,
     db: DatabaseDep,
     how: Annotated[RollOut, Depends()],
     edit: Annotated[Edit, Depends()],
@@ -214,15 +218,16 @@ async def put_pool(
         body = await request.body()
         index = await declarations.index(db, [pool_id])
         stored = index.pools.get(pool_id)
-        reader = _reader(request, index, how.request(by))
+        reader = _reader(request, index, how.request(caller))
         reader.document(owner if owner is not None else stored.owner if stored is not None else "", ())
         with _without_places():
             reader.entry("worker_pools", body)
             declared = reader.finished()
         if pool_id not in declared.owners("worker_pools").entries:
             raise Invalid([DocumentProblem("id", f"must be {pool_id!r}, as in the path")])
+        _check_owners(declared, how.request(caller))
         if_match = _expected(request.headers, stored)
-        asked = how.request(by, if_match=if_match, **edit.model_dump())
+        asked = how.request(caller, if_match=if_match, **edit.model_dump())
         async with db.acquire() as connection:
             applied = await declaration.apply(
                 connection, declared, asked, request.app.state.providers, *_terms(request)
@@ -277,7 +282,7 @@ async def preview_rollback(pool_id: Name, request: Request, db: DatabaseDep) -> 
 
 @router.post("/pools/{pool_id:id}/rollback")
 async def roll_back(
-    pool_id: Name, body: Body[RollbackRequest], request: Request, by: Caller, db: DatabaseDep
+    pool_id: Name, body: Body[RollbackRequest], request: Request, caller: Declarer, db: DatabaseDep
 ) -> Answer[DeclarationResult]:
     """Declare the launch configs of a pool as in an entry of its history. Answers like PUT /pools, with `to_revision`
     and the `revisions` that are current then (name → revision and image).
@@ -285,7 +290,8 @@ async def roll_back(
     Refused with 409 `rollback-tripped` while a revision that would be launched is tripped, unless `force`.
     """
     change = domain.Request(
-        by=by,
+        by=caller.name,
+        owners=caller.owners(SCOPE),
         action="rollback",
         reason=body.reason,
         dry_run=body.dry_run,
@@ -302,6 +308,13 @@ async def roll_back(
     revisions = {name: RevisionInForce(**revision) for name, revision in done.revisions.items()}
     result = _result(request, done.applied, to_revision=done.to_revision, revisions=revisions)
     return Answer(result, {"ETag": f'"{done.digest}"'})
+
+
+def _check_owners(declared: Declared, asked: domain.Request) -> None:
+    """Raise ForeignOwner unless the caller may declare for the owner of each document."""
+    for document in declared.documents:
+        if not asked.may_change(document.owner):
+            raise ForeignOwner(document.owner)
 
 
 @contextlib.contextmanager
@@ -327,6 +340,9 @@ def _refusing() -> Iterator[None]:
             yield
     except DeclarationRefused as error:
         raise Problem(409, "declaration-refused", "The declaration cannot be applied", str(error)) from error
+    except ForeignOwner as error:
+        detail = f"{error}; use a token with the scope {SCOPE}, or {SCOPE}:{error.owner or 'OWNER'}"
+        raise Problem(403, "foreign-owner", "The token is for the things of other owners", detail) from error
     except PreconditionFailed as error:
         raise Problem(412, "precondition-failed", "The pool is not the expected one", str(error)) from error
     except ChangedMeanwhile as error:

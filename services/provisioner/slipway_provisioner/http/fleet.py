@@ -14,7 +14,7 @@ from slipway_api.http.provisioner.workers import TimelineEntry, Worker, WorkerDe
 from slipway_common.base.errors import Transient
 from slipway_common.database.postgres import Database
 from slipway_common.web import pages
-from slipway_common.web.access import READ, Caller, Needs, NeedsCaller
+from slipway_common.web.access import READ, Caller, NeedsCaller, NeedsOwner
 from slipway_common.web.answers import Answer
 from slipway_common.web.bodies import Body
 from slipway_common.web.problem import Problem
@@ -93,7 +93,7 @@ async def terminate(
     worker_id: Name,
     body: Body[ReasonGiven],
     request: Request,
-    by: Annotated[str, Depends(Needs("workers:terminate"))],
+    by: Annotated[str, Depends(NeedsOwner("workers:terminate", "worker", "worker_id"))],
     db: DatabaseDep,
 ) -> Answer[Worker]:
     """Terminate a worker. A waiting worker is cancelled; any other may finish its task within the stop grace period,

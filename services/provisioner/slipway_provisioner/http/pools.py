@@ -20,7 +20,7 @@ from slipway_api.http.provisioner.pools import (
 )
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.observability.telemetry import current_trace
-from slipway_common.web.access import READ, Needs
+from slipway_common.web.access import READ, Needs, NeedsOwner
 from slipway_common.web.answers import Answer
 from slipway_common.web.bodies import Body, Report
 from slipway_common.web.problem import Problem
@@ -35,7 +35,7 @@ from slipway_provisioner.store import demand, launch_stops, pauses, pools, summa
 router = Router(tags=["pools"])
 DatabaseDep = Annotated[Database, Depends(database)]
 Reporter = Annotated[str, Depends(Needs("demand:write:{pool_id}"))]
-PoolCaller = Annotated[str, Depends(Needs("pools:write"))]
+PoolCaller = Annotated[str, Depends(NeedsOwner("pools:write", "pool", "pool_id"))]
 
 
 def no_pool(pool_id: str) -> Problem:

@@ -1,7 +1,6 @@
 """Routes for worker agents. Repeated reports are accepted; impossible ones are refused and change nothing."""
 
 import contextlib
-import hmac
 from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Final
@@ -42,7 +41,7 @@ from slipway_provisioner.apply.enrolment import Enroller, NotVisible
 from slipway_provisioner.apply.reports import Agent, ReportedClaim, ReportedEnd
 from slipway_provisioner.domain.identity import IdentityRefused, Proof, Reason
 from slipway_provisioner.domain.recovery import UUID
-from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.domain.registration import RegistrationKeys
 from slipway_provisioner.domain.workers import AlreadyStopped, Notice, ReportedNotice
 from slipway_provisioner.providers.port import OutcomeUnknown
 from slipway_provisioner.store import restores
@@ -144,8 +143,8 @@ async def register(body: Report[Registration], request: Request, db: DatabaseDep
 
 
 async def _register(body: Registration, request: Request, db: Database) -> RegisteredWorker:
-    key = request.app.state.settings.registration_key
-    if not hmac.compare_digest(batch_secret(key, body.batch_id).encode(), body.secret.encode()):
+    keys: RegistrationKeys = request.app.state.settings.registration()
+    if not keys.verifies(body.batch_id, body.secret):
         raise Problem(401, "bad-secret", "The secret does not match the batch", "")
     shown, token = body.identity, body.token or new_worker_token()
     proof = None if shown is None else Proof(shown.document, shown.signature, shown.rsa2048)

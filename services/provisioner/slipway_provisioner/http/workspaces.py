@@ -19,7 +19,7 @@ from slipway_api.http.provisioner.workspaces import (
     WorkspaceUnlock,
 )
 from slipway_common.database.postgres import Database
-from slipway_common.web.access import READ, Needs
+from slipway_common.web.access import READ, Needs, NeedsOwner
 from slipway_common.web.answers import Answer
 from slipway_common.web.bodies import Body
 from slipway_common.web.problem import Problem
@@ -34,7 +34,7 @@ from slipway_provisioner.store import workspaces
 
 router = Router(tags=["workspaces"])
 DatabaseDep = Annotated[Database, Depends(database)]
-Caller = Annotated[str, Depends(Needs("workers:state"))]
+Caller = Annotated[str, Depends(NeedsOwner("workers:state", "worker", "worker_id"))]
 # Status, slug and title of each refusal, and its detail for the text of the exception.
 REFUSALS: Final[dict[type[Exception], tuple[int, str, str, str]]] = {
     UnknownWorker: (

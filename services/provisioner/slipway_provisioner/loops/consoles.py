@@ -13,7 +13,6 @@ from slipway_provisioner.apply import consoles as apply
 from slipway_provisioner.domain import user_data
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.consoles import ATTEMPTS_MAX, ConsoleOutput, delay_seconds, kept, none_found
-from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import accounts, consoles, demand
@@ -50,7 +49,7 @@ async def _fetch(
             LOG.info("reading a console output failed", instance=console.instance_id, error=error)
         async with database.acquire() as db:
             echoed = await _user_data(db, console, account, settings) if text else ()
-            secret = batch_secret(settings.registration_key, console.batch_id)
+            secret = settings.registration().secret(console.batch_id)
             lines = kept(text, secret=secret, user_data=echoed)
             if not lines and console.attempts < ATTEMPTS_MAX:
                 await consoles.later(db, console, delay_seconds(console.attempts, settings.console_retry_seconds))

@@ -16,7 +16,6 @@ from slipway_provisioner import metrics
 from slipway_provisioner.apply import launches
 from slipway_provisioner.domain import user_data
 from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.loops import contact
 from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider, Refused
 from slipway_provisioner.settings import Settings
@@ -143,7 +142,7 @@ class Launcher:
 
     def request(self, batch: Batch) -> CreateRequest:
         """Call of a batch, the same for every attempt."""
-        secret = batch_secret(self.settings.registration_key, batch.id)
+        secret = self.settings.registration().secret(batch.id)
         return CreateRequest(
             batch_id=batch.id,
             incarnation=batch.body["incarnation"],

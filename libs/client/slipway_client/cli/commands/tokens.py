@@ -1,6 +1,9 @@
 """`slipway token` commands."""
 
+import contextlib
 import sys
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -27,16 +30,22 @@ def create_token(
         Path | None,
         typer.Option("--file", metavar="FILE", dir_okay=False, help="Tokens file of the services, to append to"),
     ] = None,
+    days: Annotated[
+        float | None,
+        typer.Option("--expires-in-days", min=0.001, metavar="DAYS", help="Days until it expires [default: never]"),
+    ] = None,
 ) -> None:
     """Create a token and print its secret
 
-    The secret is printed once; the tokens file holds only its hash.
+    The secret is printed once; the tokens file, which is replaced at once, holds only its hash.
 
     Scopes: read (all but settings), read:settings (settings, too), declaration:write (which includes both),
     demand:write:POOL, signal:write:KIND:ID, pools:write, launch-configs:write, workers:terminate, workers:state,
-    state-keys:write, accounts:write, leases:write:POOL, throttles:write:POOL (its throttle reports are the provider's
-    own), lease-pools:write, launching:stop, restores:write, dead-letters:write, positions:write, admin; a trailing *
-    matches the rest.
+    accounts:write (these, and declaration:write, also for what one owner has declared, as in
+    declaration:write:team-a, which includes no read),
+    state-keys:write, leases:write:POOL, throttles:write:POOL (its throttle reports are the provider's
+    own), lease-pools:write, launching:stop, alerts:write, restores:write, dead-letters:write, positions:write,
+    admin; a trailing * matches the rest.
 
     \b
     Examples:
@@ -45,14 +54,67 @@ def create_token(
       export SLIPWAY_TOKEN=$(slipway token create --name me --scope admin --file tokens.yaml)
     """
     from slipway_client.cli import tokens
-    from slipway_common.declaration.strict_yaml import Invalid
+    from slipway_common.base.clock import utc_now
 
-    try:
-        secret, line = tokens.create(name, scope, file, tenants=tenant or ())
-    except Invalid as error:
-        raise InvalidFile(file or Path("slipway token create"), error.problems) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failed(f"cannot use the tokens file: {error}") from error
+    expires_at = utc_now() + timedelta(days=days) if days is not None else None
+    with _editing(file, "create"):
+        secret, line = tokens.create(name, scope, file, tenants=tenant or (), expires_at=expires_at)
     print(secret)
     if file is None:
         print(f"add this line to the tokens file: {line}", file=sys.stderr)
+
+
+@app.command("revoke")
+def revoke_token(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the token")],
+    file: Annotated[
+        Path, typer.Option("--file", metavar="FILE", dir_okay=False, help="Tokens file of the services, to cut it from")
+    ],
+) -> None:
+    """Revoke a token: remove it from the tokens file
+
+    Services refuse it from the first request after the file has reached them.
+
+    \b
+    Examples:
+      slipway token revoke ci --file tokens.yaml
+    """
+    from slipway_client.cli import tokens
+
+    with _editing(file, "revoke"):
+        tokens.revoke(name, file)
+    print(f"token {name} revoked in {file}")
+
+
+@app.command("check")
+def check_tokens(
+    file: Annotated[
+        Path, typer.Option("--file", metavar="FILE", dir_okay=False, help="Tokens file of the services, to check")
+    ],
+) -> None:
+    """Check the tokens file, and list the entries that services refuse
+
+    \b
+    Examples:
+      slipway token check --file tokens.yaml
+    """
+    from slipway_common.web.tokens import Tokens
+
+    tokens = Tokens(file)
+    good = tokens.load()
+    if tokens.refused:
+        raise Failed("; ".join(tokens.refused))
+    print(f"{len(good)} tokens are used as they are")
+
+
+@contextlib.contextmanager
+def _editing(file: Path | None, verb: str) -> Iterator[None]:
+    """Raise the errors of an edit as those of the command."""
+    from slipway_common.declaration.strict_yaml import Invalid
+
+    try:
+        yield
+    except Invalid as error:
+        raise InvalidFile(file or Path(f"slipway token {verb}"), error.problems) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failed(f"cannot use the tokens file: {error}") from error
