@@ -165,7 +165,7 @@ class NeedsOwner(Needs):
         caller = self.caller(request, credentials)
         if not caller.allowed:
             owner_of: OwnerOf = request.app.state.owner_of
-            async with database(request).acquire() as db:
+            async with (await database(request)).acquire() as db:
                 owner = await owner_of(db, self.kind, request.path_params[self.parameter])
             if owner is not None:  # the route says that there is no such thing
                 caller.permit(owner=owner)
