@@ -120,8 +120,6 @@ def _problems(token: Token, known: list[Token]) -> Iterator[str]:
     for number, scope in enumerate(token.scopes, 1):
         if problem := scope_problem(scope):
             yield f"scope {number} {problem}"
-    if not token.scopes:
-        yield "it has no scopes; write some, or remove it"
     if any(other.name == token.name for other in known):
         yield "an earlier token has its name; choose another one"
     if any(other.sha256 == token.sha256 for other in known):
