@@ -137,6 +137,10 @@ screen-shot: $(READY) ## `slipway top` in tmux at 80×24, 120×40 and 200×50: c
 attach: $(READY) tools ## Real workers of two pools follow a queue by slipway-monitor, and its server or a monitor goes away: QUEUE=redis|celery|rq|rabbitmq|prometheus|http|exec|sql|kafka_lag|sqs|keda SEED=1 KILL=monitor MUTANT=
 	@$(RUN) -m $(BROKEN) tests.attach
 
+.PHONY: try-secured
+try-secured: $(READY) ## Services on Kafka with SASL_SSL and ACLs, Debian's PostgreSQL with hostssl, and HTTPS: each secret replaced, refusals with reasons, a capture of loopback; as root
+	@$(RUN) -m tests.secured
+
 .PHONY: alert-sinks
 alert-sinks: $(READY) tools ## Alerts forwarded to a webhook and to Alertmanager, both sides restarted in the middle: each page once: MUTANT=
 	@$(RUN) -m $(BROKEN) pytest -q -s tests/contract/test_alert_sinks.py

@@ -129,6 +129,7 @@ LONG: Final = {
     "try-image": target(90, "try-image"),
     "screen-shot": target(60, "screen-shot"),
     "alert-sinks": target(60, "alert-sinks"),
+    "try-secured": target(300, "try-secured"),
     "attach": target(120, "attach"),
     **{f"attach-{queue}": target(120, "attach", f"QUEUE={queue}") for queue in QUEUES},
     "changes": target(150, "e2e"),
