@@ -149,12 +149,13 @@ class SecuredKafka:
             future.result(30)
 
     def remove_acls(self, user: str) -> None:
+        anything: Any = None
         every = AclBindingFilter(
             ResourceType.ANY,
-            None,
+            anything,
             ResourcePatternType.ANY,
             f"User:{user}",
-            None,
+            anything,
             AclOperation.ANY,
             AclPermissionType.ANY,
         )
@@ -197,7 +198,17 @@ class SecuredPostgres:
         for path in (password_file, self.data):
             shutil.chown(path, "postgres", "postgres")
         as_postgres = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
-        initdb = [POSTGRES / "initdb", "-D", self.data, "-U", "admin", "-A", "scram-sha-256", "--pwfile", password_file]
+        initdb: list[str | Path] = [
+            POSTGRES / "initdb",
+            "-D",
+            self.data,
+            "-U",
+            "admin",
+            "-A",
+            "scram-sha-256",
+            "--pwfile",
+            password_file,
+        ]
         command: list[str | Path] = [*as_postgres, *initdb, "--locale=C.UTF-8"]
         await asyncio.to_thread(partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL))
         for name, source in (("server.pem", server), ("ca.pem", self.authority.ca_file)):
