@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import sqlalchemy as sa
 
 from slipway_api.events.scopes import NEW_WINDOWS, Key
+from slipway_api.events.weight import WeightChanged
 from slipway_api.http.provisioner.launch_configs import (
     LaunchConfig,
     LaunchConfigDetails,
@@ -141,7 +143,7 @@ async def config(
     return LaunchConfigDetails(
         **_config(row),
         settings=row["settings"],
-        record=row["record"],
+        record=None if row["record"] is None else msgspec.convert(row["record"], WeightChanged),
         recent_failures=[LaunchFailure(**failure) for failure in failed],
         recent_errors=await errors.recent(db, row["id"]),
         deadlines=dict(await deadlines.in_force(db, row["id"], defaults, day_seconds)),

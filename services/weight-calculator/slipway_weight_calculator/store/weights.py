@@ -70,7 +70,7 @@ async def write(tx: Connection, published: Mapping[str, Published | None]) -> No
         await tx.execute(DELETE.text, gone)
 
 
-async def listed(db: Database, pool_id: str | None, config: str | None, *, archived: bool = False) -> list[msgspec.Raw]:
+async def listed(db: Database, pool_id: str | None, config: str | None, *, archived: bool = False) -> list[bytes]:
     """The records as published, as JSON; `config` is a name or one revision. Archived ones only if asked for."""
     rows = await db.fetch(LIST.text, *LIST.arguments(pool_id=pool_id, config=config, archived=archived))
-    return [msgspec.Raw(row["record"].encode()) for row in rows]
+    return [row["record"].encode() for row in rows]

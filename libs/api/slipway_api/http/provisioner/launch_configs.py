@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from slipway_api.events.weight import WeightChanged
 from slipway_api.time import Time
 
 
@@ -121,7 +122,7 @@ class LaunchConfigDetails(LaunchConfig, frozen=True, kw_only=True):
     and its settings, which are null unless the token has the scope read:settings."""
 
     settings: dict[str, Any] | None
-    record: dict[str, Any] | None
+    record: WeightChanged | None
     recent_failures: list[LaunchFailure]
     recent_errors: list[FrequentError]
     deadlines: dict[str, float]
