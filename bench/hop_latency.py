@@ -22,6 +22,7 @@ from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
 from slipway_common.messaging import kafka, outbox
+from slipway_common.messaging.broker import connect
 from slipway_common.messaging.consume import Consumer
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.records import Received
@@ -90,7 +91,7 @@ async def measure(
         watch.commit()
         relay.wake(place.database)
 
-    broker = kafka.connect(place.kafka.bootstrap, SERVICE)
+    broker = connect(place.kafka.bootstrap, SERVICE)
     subscription = kafka.Subscription(
         broker,
         place.database,

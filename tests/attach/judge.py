@@ -67,15 +67,18 @@ def _needed(tasks: Sequence[Task], at: float) -> int:
 def is_right(
     pool: str, count: Count, observed_at: datetime, samples: Sequence[Sample], within_seconds: float
 ) -> bool | None:
-    """True if the queue counted that itself within so many seconds of a report; None if it was not asked for as long
-    then. Of two neighbouring samples also what lies between them is right."""
+    """True if the queue counted that itself within so many seconds of a report; None if it counted something else and
+    was not asked all that time. Of two neighbouring samples also what lies between them is right."""
     begin, end = observed_at.timestamp() - within_seconds, observed_at.timestamp() + within_seconds
     pairs = [(one, other) for one, other in pairwise(samples) if other.asked_at >= begin and one.answered_at <= end]
     if not pairs or any(other.answered_at - one.asked_at > within_seconds for one, other in pairs):
         return None
     near = [(one.counts[pool], other.counts[pool]) for one, other in pairs]
-    return all(
+    if all(
         any(min(one[part], other[part]) <= value <= max(one[part], other[part]) for one, other in near)  # type: ignore[type-var,operator]
         for part, value in enumerate(count)
         if value is not None
-    )
+    ):
+        return True
+    was_asked_always = pairs[0][0].asked_at <= begin and pairs[-1][1].answered_at >= end
+    return False if was_asked_always else None

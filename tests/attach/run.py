@@ -288,6 +288,7 @@ async def attach(supervisor: Supervisor, name: str, seed: int, kills_monitor: bo
         playing = Run(harness, deployment, queue)
         sampling = asyncio.create_task(playing.sample())
         harness.log("started")
+        set_up = monotonic_seconds()
         more = ""
         try:
             if kills_monitor:
@@ -304,7 +305,8 @@ async def attach(supervisor: Supervisor, name: str, seed: int, kills_monitor: bo
         line = await playing.verdict()
         for problem in playing.problems:
             print(f"PROBLEM {problem}")
-        harness.log(f"ended after {monotonic_seconds() - began:.0f} s")
+        now = monotonic_seconds()
+        harness.log(f"ended after {now - began:.0f} s, {now - set_up:.0f} s of them since everything was started")
         print(line + more, flush=True)
         return 1 if playing.problems else 0
 

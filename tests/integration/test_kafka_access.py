@@ -27,6 +27,7 @@ from slipway_api.events.topics import WORKER_LIFECYCLE
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.tls import server_context
 from slipway_common.messaging import kafka, topic_admin
+from slipway_common.messaging.broker import connect
 from slipway_common.messaging.clients import KafkaAccess, client_options
 from slipway_common.messaging.consume import Consumer
 from slipway_common.messaging.partitions import closed
@@ -258,7 +259,7 @@ async def test_work_goes_on_while_sessions_end(
             topic_prefix=place.prefix,
             partitions=topic_admin.partition_counts((WORKER_LIFECYCLE,), PARTITIONS),
         )
-        broker = kafka.connect(secured.by_password(), SERVICE)
+        broker = connect(secured.by_password(), SERVICE)
         subscription = CountingSubscription(
             broker,
             place.database,

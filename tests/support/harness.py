@@ -24,6 +24,7 @@ from slipway_common.database import migrate, postgres
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.database.tables import leader, messaging, script
 from slipway_common.messaging import kafka, outbox, topic_admin
+from slipway_common.messaging.broker import connect
 from slipway_common.messaging.consume import Batch, Consumer, Handler
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.leader_loop import LeaderLoop
@@ -397,7 +398,7 @@ async def join(
     session_seconds: float = 10.0,
 ) -> Member:
     """Start a group member; by default one that the group removes as soon as it stops."""
-    broker = kafka.connect(place.kafka.bootstrap, SERVICE)
+    broker = connect(place.kafka.bootstrap, SERVICE)
     subscription = kafka.Subscription(
         broker,
         database or place.database,

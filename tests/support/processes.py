@@ -16,6 +16,7 @@ from slipway_api.events.topics import WORKER_LIFECYCLE
 from slipway_common.database import postgres
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.messaging import kafka
+from slipway_common.messaging.broker import connect
 from slipway_common.messaging.consume import Batch, Consumer
 from slipway_common.messaging.leader_loop import LeaderLoop
 from slipway_common.messaging.leadership import Turn
@@ -95,7 +96,7 @@ async def consume(url: str, bootstrap: str, prefix: str) -> None:
         print("inside", flush=True)
         await resumed.wait()
 
-    broker = kafka.connect(bootstrap, SERVICE)
+    broker = connect(bootstrap, SERVICE)
     database = await postgres.connect(url, SERVICE, settings=QUICK)
     kafka.Subscription(
         broker,

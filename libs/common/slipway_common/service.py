@@ -33,6 +33,7 @@ from slipway_common.database.postgres import Connection, Database
 from slipway_common.database.retention import EVERY_SECONDS, PRUNE_LOOP, PruneLoop, Retention
 from slipway_common.measure import MEASURE_SECONDS, SERVICE_GAUGES, Measure, service_readings
 from slipway_common.messaging import kafka, outbox
+from slipway_common.messaging.broker import connect
 from slipway_common.messaging.clients import KafkaSettings
 from slipway_common.messaging.consume import Consumer, Handler
 from slipway_common.messaging.incarnation import Renewed, stop_nothing
@@ -292,7 +293,7 @@ class Service:
             return
         settings, runtime = self.settings, self.runtime
         while True:
-            broker = kafka.connect(settings.kafka_access, self.name)
+            broker = connect(settings.kafka_access, self.name)
             try:
                 runtime.subscriptions = [
                     kafka.Subscription(

@@ -8,7 +8,7 @@ import msgspec
 from slipway_api.events.pool import DemandReported
 from slipway_api.events.topics import POOL_DEMAND
 from slipway_common.base.ids import new_id
-from slipway_common.messaging import kafka
+from slipway_common.messaging.broker import connect
 from slipway_common.messaging.clients import Kafka
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.observability.telemetry import logger
@@ -24,7 +24,7 @@ class Publisher:
     """Publishes reports. Those that are not acknowledged in time are given up: the next one is newer."""
 
     def __init__(self, access: Kafka, topic_prefix: str) -> None:
-        self._broker = kafka.connect(access, "monitor")
+        self._broker = connect(access, "monitor")
         self._publisher = self._broker.publisher(topic_prefix + POOL_DEMAND.name)
 
     async def start(self) -> None:

@@ -42,7 +42,11 @@ def test_surplus_does_not_make_a_later_launch_surplus() -> None:
 def test_reports_beside_counts() -> None:
     samples = [
         Sample(at, at + 0.01, {"p": count})
-        for at, count in ((0.0, (0, 0)), (0.4, (0, 0)), (0.8, (4, 0)), (1.2, (4, 0)), (1.6, (1, 3)), (2.0, (1, 3)))
+        for at, count in zip(
+            (0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 2.4),
+            ((0, 0), (0, 0), (4, 0), (4, 0), (1, 3), (1, 3), (1, 3)),
+            strict=True,
+        )
     ]
 
     def right(tasks: int, running: int | None, at: float) -> bool | None:
@@ -54,5 +58,8 @@ def test_reports_beside_counts() -> None:
     assert right(4, 4, 1.0) is False
     assert right(0, 0, 1.8) is False
     assert right(0, None, 9.0) is None
+    assert right(0, 0, 0.1) is True
+    assert right(4, 0, -0.1) is None
+    assert right(0, 0, 2.3) is None
     del samples[2:4]
     assert right(4, None, 1.0) is None

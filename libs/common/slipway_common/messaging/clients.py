@@ -17,7 +17,6 @@ from urllib.parse import urlencode
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.conn import AIOKafkaConnection
 from aiokafka.errors import KafkaConnectionError
-from faststream.security import BaseSecurity, SASLOAuthBearer, SASLPlaintext, SASLScram256, SASLScram512
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from slipway_common.base.clock import monotonic_seconds
@@ -29,8 +28,6 @@ TOKEN_LIFE: Final = 0.8
 """Part of a token's lifetime in which new connections use it."""
 TOKEN_BYTES_MAX: Final = 1 << 16
 PASSWORDS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-# FastStream takes the same options as an object of the mechanism's class.
-SECURITIES: Final = {"PLAIN": SASLPlaintext, "SCRAM-SHA-256": SASLScram256, "SCRAM-SHA-512": SASLScram512}
 
 
 class KafkaSecurity(BaseModel):
@@ -160,23 +157,6 @@ def client_options(kafka: Kafka) -> dict[str, Any]:
         else:
             options["sasl_oauth_token_provider"] = ClientCredentials(kafka)
     return options
-
-
-def broker_options(kafka: Kafka) -> dict[str, Any]:
-    """The same as arguments of FastStream's broker."""
-    options = client_options(kafka)
-    security: BaseSecurity | None = None
-    context = options.pop("ssl_context", None)
-    mechanism = options.pop("sasl_mechanism", None)
-    if mechanism in SECURITIES:
-        name, password = options.pop("sasl_plain_username"), options.pop("sasl_plain_password")
-        security = SECURITIES[mechanism](name, password, ssl_context=context)
-    elif mechanism is not None:
-        security = SASLOAuthBearer(ssl_context=context)
-    elif context is not None:
-        security = BaseSecurity(ssl_context=context)
-    options.pop("security_protocol", None)
-    return options | {"security": security}
 
 
 class FilePassword(str):

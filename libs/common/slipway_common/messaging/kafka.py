@@ -25,7 +25,7 @@ from slipway_api.events.topics import group
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database import outage
 from slipway_common.database.postgres import Database
-from slipway_common.messaging.clients import Kafka, broker_options, client_options
+from slipway_common.messaging.clients import Kafka, client_options
 from slipway_common.messaging.consume import Consumer, Fenced, Owned, apply, claim, reread
 from slipway_common.messaging.partitions import Partitions, cluster_of
 from slipway_common.observability.telemetry import logger
@@ -294,15 +294,3 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
                 await asyncio.wait_for(self._report_once({}), 1)
         self._reset(self.assigned)
         await asyncio.gather(*self._cancel_assignment_tasks(), return_exceptions=True)
-
-
-def connect(kafka: Kafka, service: str) -> KafkaBroker:
-    """FastStream broker for Subscriptions, without automatic topic creation and argument injection."""
-    return KafkaBroker(
-        **broker_options(kafka),
-        client_id=service,
-        allow_auto_create_topics=False,
-        apply_types=False,
-        logger=None,
-        graceful_timeout=10.0,
-    )
