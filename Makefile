@@ -137,6 +137,10 @@ screen-shot: $(READY) ## `slipway top` in tmux at 80×24, 120×40 and 200×50: c
 attach: $(READY) tools ## Real workers of two pools follow a queue by slipway-monitor, and its server or a monitor goes away: QUEUE=redis|celery|rq|rabbitmq|prometheus|http|exec|sql|kafka_lag|sqs|keda SEED=1 KILL=monitor MUTANT=
 	@$(RUN) -m $(BROKEN) tests.attach
 
+.PHONY: attack
+attack: $(READY) ## Doors of running services tried by an outsider, a token, a machine and a child process, a line each: SEED=1 BEFORE=COMMIT ONLY=locked-row,half-headers; as root
+	@$(RUN) -m tests.attack
+
 .PHONY: try-secured
 try-secured: $(READY) ## Services on Kafka with SASL_SSL and ACLs, Debian's PostgreSQL with hostssl, and HTTPS: each secret replaced, refusals with reasons, a capture of loopback; as root
 	@$(RUN) -m tests.secured

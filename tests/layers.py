@@ -130,6 +130,7 @@ LONG: Final = {
     "screen-shot": target(60, "screen-shot"),
     "alert-sinks": target(60, "alert-sinks"),
     "try-secured": target(300, "try-secured"),
+    "attack": target(90, "attack"),
     "attach": target(120, "attach"),
     **{f"attach-{queue}": target(120, "attach", f"QUEUE={queue}") for queue in QUEUES},
     "changes": target(150, "e2e"),

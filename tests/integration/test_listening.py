@@ -16,7 +16,7 @@ import httpx2
 import pytest
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
@@ -24,6 +24,7 @@ from slipway_client.transport.exchange import TLS, NoAnswer, get
 from slipway_client.transport.http import Api, Failed
 from slipway_common.base.clock import utc_now
 from slipway_common.base.tls import client_context
+from slipway_common.web import connections
 from slipway_common.web.certificates import find_problems
 from slipway_common.web.listening import ForHost, ListenerSettings, divided, server_options
 from slipway_local.servers.ports import free_ports
@@ -35,12 +36,20 @@ async def whoami(request: Request) -> JSONResponse:
     return JSONResponse({"client": request.client.host, "scheme": request.url.scheme})
 
 
+async def received(request: Request) -> JSONResponse:
+    try:
+        return JSONResponse({"bytes": len(await request.body())})
+    except ClientDisconnect:
+        return JSONResponse({})
+
+
 @contextlib.asynccontextmanager
 async def serving(**given: Any) -> AsyncIterator[int]:
     """Serve as services do; yields the port."""
     (port,) = free_ports(1)
     settings = ListenerSettings(port=port, **given)
-    app = Starlette(routes=[Route(path, whoami) for path in ("/whoami", "/readyz")])
+    routes = [*(Route(path, whoami) for path in ("/whoami", "/readyz")), Route("/body", received, methods=["POST"])]
+    app = Starlette(routes=routes)
     if settings.allowed_hosts:
         app.add_middleware(ForHost, allowed=divided(settings.allowed_hosts))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, **server_options(settings)))
@@ -177,3 +186,58 @@ def test_certificates_that_end(tmp_path: Path) -> None:
     assert soon.startswith("the certificate of B ends at")
     assert ended.startswith("the certificate of C ended at")
     assert absent.startswith("D cannot be used")
+
+
+async def left_open(port: int, text: bytes) -> bytes:
+    """What a connection that has sent this gets until the service closes it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(text)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /who",
+        b"GET /whoami HTTP/1.1\r\nHost: a\r\n",
+        b"POST /body HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{",
+    ],
+)
+async def test_half_a_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    """Nor is the beginning of one, before or after a whole request on the same connection."""
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.1)
+    whole = b"GET /whoami HTTP/1.1\r\nHost: a\r\n\r\n"
+    async with serving() as port:
+        assert await left_open(port, sent) == b""
+        assert (await left_open(port, whole + sent)).count(b"200 OK") == 1
+
+
+async def test_a_body_that_comes_in_parts_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "BODY_BYTES", 1)
+    head = b"POST /body HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 4\r\n\r\n{1"
+    async with serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await reader.read(1)
+        writer.write(b"2}")
+        assert b"200 OK" in await reader.read()
+        writer.close()
+
+
+async def test_connections_that_send_nothing_keep_nobody_out() -> None:
+    """Above the maximum the one that has waited longest is closed."""
+    async with serving(connections_max=3) as port:
+        waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        async with httpx2.AsyncClient(trust_env=False) as http:
+            assert (await http.get(f"http://127.0.0.1:{port}/whoami")).is_success
+        assert await waiting[0][0].read() == b""
+        for _, writer in waiting:
+            writer.close()

@@ -1,6 +1,7 @@
 """Two sessions on workers: reports, claims, and the ends of both."""
 
 import asyncio
+from pathlib import Path
 from typing import Any, Final
 
 import slipway_provisioner
@@ -9,9 +10,11 @@ from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store import deadlines
 from slipway_provisioner.store import terminations as stored
 from tests.support.interleaving import gone
-from tests.support.provisioner import Provisioner, after, in_transaction, report, stopped_at
+from tests.support.provisioner import Provisioner, administrator, after, in_transaction, report, stopped_at
 from tests.support.statements import Covered
 
+WAITS: Final = """
+SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid)))"""
 locking: Final = Covered(slipway_provisioner)
 
 
@@ -31,7 +34,7 @@ async def send_report(provisioner: Provisioner, token: str, path: str, **body: A
         return status
 
 
-@locking("store.demand.SAVE", "store.demand.CLOSE", "store.workers.LOCK")
+@locking("store.demand.SAVE", "store.demand.CLOSE", "store.workers.LOCK_OWN")
 async def test_a_claim_that_is_reported_twice_at_once(provisioner: Provisioner) -> None:
     """A claim that is reported twice concurrently is one claim and one event; so is its end, and that of the worker."""
     ((worker, token),) = await running(provisioner)
@@ -47,6 +50,37 @@ async def test_a_claim_that_is_reported_twice_at_once(provisioner: Provisioner) 
     ends = await asyncio.gather(*(send_report(provisioner, token, f"{worker.id}/stopped") for _ in range(3)))
     assert sorted(ends) == [200, 410, 410]
     assert await provisioner.database.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NULL") == 0
+
+
+@locking("store.workers.LOCK_OWN")
+async def test_a_token_is_compared_before_the_lock_and_under_it(provisioner: Provisioner) -> None:
+    """Another token waits for no lock; that of the worker is refused if it was replaced during the wait."""
+    ((worker, token),) = await running(provisioner)
+    async with provisioner.database.acquire() as db, asyncio.TaskGroup() as group, db.transaction():
+        await db.execute("UPDATE worker SET token_sha256 = 'other' WHERE id = $1::uuid", worker.id)
+        assert await send_report(provisioner, "slipway-worker-another", f"{worker.id}/heartbeat") == 403
+        waiting = group.create_task(send_report(provisioner, token, f"{worker.id}/heartbeat"))
+        while not await db.fetchval(WAITS):
+            await asyncio.sleep(0)
+    assert await waiting == 403
+
+
+@locking("store.demand.PLACES_LOCK")
+async def test_new_sources_of_a_token_at_once(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Together they are no more than the token may have; an end makes room, and known ones always report."""
+    await provisioner.starting(1)
+    async with administrator(provisioner, tmp_path, ["demand:write:linux"]) as client:
+
+        async def put(source: str, seconds: float = 0) -> int:
+            body = {"source": source, "pending": 1, "claimed": 0, "observed_at": after(seconds).isoformat()}
+            return (await client.put("/pools/linux/demand", json=body)).status_code
+
+        assert sorted(await asyncio.gather(*(put(f"s{n}") for n in range(8)))) == [200] * 5 + [409] * 3
+        rows = await provisioner.database.fetch("SELECT source FROM demand WHERE source LIKE 's%' ORDER BY source")
+        assert await put(rows[0]["source"], 1) == 200
+        assert await put("new") == 409
+        assert (await client.delete(f"/pools/linux/demand/{rows[0]['source']}")).is_success
+        assert await put("new") == 200
 
 
 @locking("store.demand.FORGET")

@@ -78,6 +78,8 @@ class Settings(SignalSettings):
     starved_after_seconds: float = 600.0
     """A pool that may launch and needs workers for this long, and for half as long again as a registration may take,
     without a registration, raises an alert."""
+    sources_max: Annotated[int, Field(ge=1)] = 5
+    """Sources of demand that a token may have in a pool at a time over HTTP."""
     clock_skew_seconds: float = 5.0
     """Clock skew allowed between services; subtracted from every lease deadline."""
     unreachable_after_seconds: float = 120.0

@@ -26,6 +26,7 @@ def create(
     file: Path | None,
     *,
     tenants: Sequence[str] = (),
+    sources: Sequence[str] = (),
     expires_at: datetime | None = None,
 ) -> tuple[str, str]:
     """Create a token; returns the secret and its line for the tokens file, which is appended to `file` if given. Its
@@ -46,6 +47,8 @@ def create(
     entry: dict[str, Any] = {"name": name, "sha256": hash_secret(secret), "scopes": scopes}
     if tenants:
         entry["tenants"] = [*tenants]
+    if sources:
+        entry["sources"] = [*sources]
     if expires_at is not None:
         entry["expires_at"] = expires_at.isoformat(timespec="seconds")
     line = "- " + yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=10_000).strip()

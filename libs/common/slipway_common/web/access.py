@@ -86,6 +86,13 @@ class Caller(msgspec.Struct, frozen=True):
         )
         raise Problem(403, "foreign-tenant", "The tenant is that of another token", detail)
 
+    def permit_source(self, source: str) -> None:
+        """Raise Problem 403 unless the token may report demand of this source."""
+        allowed = self.token.sources
+        if allowed is not None and not _matches(allowed, source):
+            detail = f"{self.token.name} may not report for source {source}; its `sources` in the tokens file say which"
+            raise Problem(403, "foreign-source", "The token reports for other sources", detail)
+
     def permit(self, **parameters: str) -> None:
         """Raise Problem 403 unless the token has a declared scope for these parameters, which are not in the path."""
         wanted = [scope.format(**parameters) for scope in self.needed]

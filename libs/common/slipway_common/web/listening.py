@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 
 from slipway_common.base.settings import EnvironmentSettings
 from slipway_common.base.tls import server_context
+from slipway_common.web.connections import timed_protocol
 from slipway_common.web.problem import Problem, answer
 
 HEADERS: Final = (
@@ -42,6 +43,9 @@ class ListenerSettings(EnvironmentSettings):
     allowed_hosts: str = ""
     """Names, divided by commas, that a request's Host may have; *.example.com is any one below it [default: any]."""
 
+    connections_max: int = 4_096
+    """Connections of clients at a time. Above it, the one that has waited longest for a request is closed."""
+
     @model_validator(mode="after")
     def _is_usable(self) -> Self:
         """Report at start-up what no connection could use."""
@@ -71,6 +75,7 @@ def server_options(settings: ListenerSettings) -> dict[str, Any]:
         "proxy_headers": bool(settings.trusted_proxies),
         "server_header": False,
         "headers": [*HEADERS, *(OVER_TLS if context is not None else ())],
+        **timed_protocol(settings.connections_max),
         "ssl_context_factory": None if context is None else lambda *_: context,
     }
 

@@ -7,6 +7,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from slipway_api import problems
@@ -109,6 +110,10 @@ def install(app: FastAPI) -> None:
         ]
         first = f"{errors[0].where}: {errors[0].reason}" if errors else ""
         return answer(Problem(422, "invalid-request", "The request is not valid", first, errors=errors))
+
+    @app.exception_handler(ClientDisconnect)
+    async def _(_: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # to nobody: the client has left in the middle of its body
 
     async def failed(_: Request, error: Exception) -> Response:
         # The driver's error for a value that no column can store is also a ValueError.

@@ -26,13 +26,15 @@ HASH: Final = re.compile(r"[0-9a-f]{64}")
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An entry of the tokens file. Its name is that of the caller in rows and events, as tenant or owner. `tenants` are
-    other tenants that it may name, a trailing `*` matches the rest; `unleased_max` are the units that its starts
+    other tenants that it may name, a trailing `*` matches the rest, and `sources` those of demand that it may report
+    for [default: any]; `unleased_max` are the units that its starts
     without a lease count against a lease pool [default: the limit]. It is refused from `expires_at` on."""
 
     name: Name
     sha256: str
     scopes: list[str]
     tenants: list[str] = []
+    sources: list[str] | None = None
     unleased_max: Annotated[int, msgspec.Meta(ge=0)] | None = None
     expires_at: datetime | None = None
 

@@ -1,10 +1,9 @@
 """Reports of a worker's agent: claim, end of a task, error, notice of the provider, stop of the machine, heartbeat.
 
-Each locks the worker, verifies the agent's token and records the contact. Repeated reports, and ends of unknown claims,
+Each locks the worker by the agent's token and records the contact. Repeated reports, and ends of unknown claims,
 change nothing else; a worker that has a task is never refused. Impossible reports raise IllegalTransition.
 """
 
-import hmac
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -218,10 +217,10 @@ async def _answer(tx: Connection, worker: Worker, *, has_task: bool, ended: bool
 
 async def _authenticated(tx: Connection, agent: Agent) -> Worker:
     """Lock the agent's worker; returns it with this contact. Raises UnknownWorker, ForeignToken, AlreadyStopped."""
-    worker = await workers.lock_one(tx, agent.worker_id)
-    if worker is None:
+    worker = await workers.lock_own(tx, agent.worker_id, agent.token_sha256)
+    if worker is None and await workers.get(tx, agent.worker_id) is None:
         raise UnknownWorker(agent.worker_id)
-    if worker.token_sha256 is None or not hmac.compare_digest(worker.token_sha256, agent.token_sha256):
+    if worker is None:
         raise ForeignToken("use the token returned by the registration")
     if worker.state in ENDED:
         raise AlreadyStopped(worker.reason)

@@ -20,7 +20,7 @@ from slipway_api.http.provisioner.pools import (
 )
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.observability.telemetry import current_trace
-from slipway_common.web.access import READ, Needs, NeedsOwner
+from slipway_common.web.access import READ, Caller, Needs, NeedsCaller, NeedsOwner
 from slipway_common.web.answers import Answer
 from slipway_common.web.bodies import Body, Report
 from slipway_common.web.problem import Problem
@@ -30,11 +30,13 @@ from slipway_common.web.text import Name
 from slipway_provisioner.apply import freezing
 from slipway_provisioner.apply import launch_stops as apply
 from slipway_provisioner.domain.demand import problem, reported
+from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import demand, launch_stops, pauses, pools, summaries
 
 router = Router(tags=["pools"])
 DatabaseDep = Annotated[Database, Depends(database)]
 Reporter = Annotated[str, Depends(Needs("demand:write:{pool_id}"))]
+ReportCaller = Annotated[Caller, Depends(NeedsCaller("demand:write:{pool_id}"))]
 PoolCaller = Annotated[str, Depends(NeedsOwner("pools:write", "pool", "pool_id"))]
 
 
@@ -50,9 +52,12 @@ async def list_pools(db: DatabaseDep) -> Answer[Items[Pool]]:
 
 @router.put("/pools/{pool_id:id}/demand")
 async def put_demand(
-    pool_id: Name, body: Report[DemandReport], request: Request, by: Reporter, db: DatabaseDep
+    pool_id: Name, body: Report[DemandReport], request: Request, caller: ReportCaller, db: DatabaseDep
 ) -> Answer[DemandReportResult]:
-    """Report demand without Kafka. A report older than the stored one has no effect (`stored` is false)."""
+    """Report demand without Kafka. A report older than the stored one has no effect (`stored` is false). A token has a
+    few sources in a pool at a time, since each is demand for machines."""
+    caller.permit_source(body.source)
+    settings: Settings = request.app.state.settings
     report = DemandReported(
         pool_id=pool_id,
         source=body.source,
@@ -68,6 +73,13 @@ async def put_demand(
             raise Problem(422, "demand-refused", "The demand report is invalid", reason)
         if pool_id not in await pools.known(connection, [pool_id]):
             raise no_pool(pool_id)
+        by, most = caller.name, settings.sources_max
+        if not await demand.has_place(connection, pool_id, report.source, by=by, sources_max=most):
+            detail = (
+                f"{by} has {most} sources in pool {pool_id}, or has ended too many lately; see `slipway demand ls "
+                f"{pool_id}`, remove those that are none by `slipway demand rm`, or raise SLIPWAY_SOURCES_MAX"
+            )
+            raise Problem(409, "too-many-sources", "The token has too many sources in this pool", detail)
         stored = await demand.store(connection, [reported(report, by=by, traceparent=current_trace())])
     wake(request)
     return Answer(DemandReportResult(stored=stored))

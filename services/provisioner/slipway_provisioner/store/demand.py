@@ -109,6 +109,21 @@ IS_UNKNOWN: Final = Statement(
         D.pool_id == sa.bindparam("pool_id"), D.ended_at.is_(None)
     )
 )
+IS_LIVE: Final = Statement(
+    sa.select(
+        sa.exists().where(
+            D.pool_id == sa.bindparam("pool_id"), D.source == sa.bindparam("source"), D.ended_at.is_(None)
+        )
+    )
+)
+PLACES_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtextextended('sources/' || $1 || '/' || $2, 0))"
+PLACES: Final = Statement(
+    sa.select(sa.func.count().filter(D.ended_at.is_(None)), sa.func.count()).where(
+        D.pool_id == sa.bindparam("pool_id"), D.reported_by == sa.bindparam("reported_by")
+    )
+)
+ENDED_SOURCES: Final = 10
+"""Sources of a reporter, by those that it may have at a time, of which rows are kept with those that have ended."""
 _SAVED: Final = given(*CLAIM)
 _OWNER: Final = (
     sa.bindparam("worker_id", type_=claim.c.worker_id.type),
@@ -153,6 +168,15 @@ async def only_source(db: Connection, pool_id: str) -> str:
 async def is_unknown(db: Connection, pool_id: str, source: str) -> bool:
     """True if the pool has sources of demand, but not this one."""
     return bool(await db.fetchval(IS_UNKNOWN.text, *IS_UNKNOWN.arguments(pool_id=pool_id, source=source)))
+
+
+async def has_place(tx: Connection, pool_id: str, source: str, *, by: str, sources_max: int) -> bool:
+    """True if this source of a pool exists, or its reporter may have one more there."""
+    if await tx.fetchval(IS_LIVE.text, *IS_LIVE.arguments(pool_id=pool_id, source=source)):
+        return True
+    await tx.execute(PLACES_LOCK, pool_id, by)
+    live, stored = await tx.fetchrow(PLACES.text, *PLACES.arguments(pool_id=pool_id, reported_by=by))
+    return bool(live < sources_max and stored < sources_max * ENDED_SOURCES)
 
 
 def drain_seconds(pool_id: sa.ColumnElement[str]) -> sa.ColumnElement[float]:

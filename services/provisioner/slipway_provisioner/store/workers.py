@@ -70,6 +70,10 @@ TOUCH: Final = Statement(
 GET: Final = Statement(sa.select(*FIELDS).where(WORKER.c.id == sa.bindparam("id")))
 _GIVEN: Final = WORKER.c.id == sa.any_(array("ids", WORKER.c.id))
 LOCK: Final = Statement(_locked(_GIVEN))
+# Evaluated before the row is locked, and again once it is: who has not the token holds no lock, and waits for none.
+LOCK_OWN: Final = Statement(
+    _locked(WORKER.c.id == sa.bindparam("id"), WORKER.c.token_sha256 == sa.bindparam("token_sha256"))
+)
 LOCK_FREE: Final = Statement(_locked(_GIVEN).with_for_update(skip_locked=True))
 BATCH: Final = Statement(_locked(WORKER.c.batch_id == sa.bindparam("batch_id")))
 BY_INSTANCE: Final = Statement(
@@ -178,6 +182,12 @@ async def lock(tx: Connection, ids: Sequence[str], *, skip_locked: bool = False)
 
 async def lock_one(tx: Connection, worker_id: str) -> Worker | None:
     return next(iter(await lock(tx, [worker_id])), None)
+
+
+async def lock_own(tx: Connection, worker_id: str, token_sha256: str) -> Worker | None:
+    """Lock the worker that has this token; None if it has another one, or there is no such worker."""
+    row = await tx.fetchrow(LOCK_OWN.text, *LOCK_OWN.arguments(id=worker_id, token_sha256=token_sha256))
+    return None if row is None else from_row(row)
 
 
 async def lock_batch(tx: Connection, batch_id: str) -> list[Worker]:

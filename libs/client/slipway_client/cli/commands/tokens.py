@@ -26,6 +26,10 @@ def create_token(
         list[str] | None,
         typer.Option("--tenant", metavar="TENANT", help="Tenant of leases beside NAME; repeatable, * at the end"),
     ] = None,
+    source: Annotated[
+        list[str] | None,
+        typer.Option("--source", metavar="SOURCE", help="Source of demand [default: any]; repeatable, * at the end"),
+    ] = None,
     file: Annotated[
         Path | None,
         typer.Option("--file", metavar="FILE", dir_okay=False, help="Tokens file of the services, to append to"),
@@ -58,7 +62,9 @@ def create_token(
 
     expires_at = utc_now() + timedelta(days=days) if days is not None else None
     with _editing(file, "create"):
-        secret, line = tokens.create(name, scope, file, tenants=tenant or (), expires_at=expires_at)
+        secret, line = tokens.create(
+            name, scope, file, tenants=tenant or (), sources=source or (), expires_at=expires_at
+        )
     print(secret)
     if file is None:
         print(f"add this line to the tokens file: {line}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Attacks on running services, each a door that has to be closed."""
