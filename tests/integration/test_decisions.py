@@ -248,7 +248,7 @@ async def test_a_declaration_is_applied_whole_and_once(provisioner: Provisioner)
 @pytest.mark.parametrize(
     ("settings", "reserve_seconds", "reason"),
     [
-        ({"url": None}, 180, "account sim-a: settings: url is None; write the simulator's address"),
+        ({"url": None}, 180, "account sim-a: settings: url is None; the operator writes the simulator's address"),
         ({"url": "ftp://cloud"}, 180, "url is 'ftp://cloud'"),
         (
             {},
