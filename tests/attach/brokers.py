@@ -145,6 +145,7 @@ class KafkaQueue(AttachedQueue):
 
     def __init__(self, kind: str, folder: Path, rng: Random) -> None:
         super().__init__(kind, folder, rng)
+        logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # it would print each attempt while the broker is away
         self.server = EmbeddedKafka(folder / "queue")
         self.producer: Any = None
         self.consumer: Any = None

@@ -44,8 +44,10 @@ class KafkaLagSource:
             if self._clients is None:
                 self._clients = await self._connect()
             admin, consumer = self._clients
-            committed = await admin.list_consumer_group_offsets(settings.group)
-            return [Counts(await _lag(consumer, topic, committed), None, label) for label, topic in topics.items()]
+            return [
+                Counts(await _lag(admin, consumer, settings.group, topic), None, label)
+                for label, topic in topics.items()
+            ]
         except (KafkaError, OSError, TimeoutError) as error:
             await self.close()
             raise Unreadable(f"{type(error).__name__}: the brokers do not tell the lag") from None
@@ -71,13 +73,17 @@ class KafkaLagSource:
             await consumer.stop()
 
 
-async def _lag(consumer: Any, topic: str, committed: dict[TopicPartition, Any]) -> int:
-    """Records of a topic behind the committed offsets. Raises Unreadable if there is no such topic."""
+async def _lag(admin: Any, consumer: Any, group: str, topic: str) -> int:
+    """Records of a topic behind the committed offsets. Raises Unreadable if there is no such topic, or no offsets."""
     known = await consumer._client.fetch_all_metadata()  # the consumer's own API knows subscribed topics only
     partitions = [TopicPartition(topic, number) for number in known.partitions_for_topic(topic) or ()]
     if not partitions:
         raise Unreadable(f"there is no topic {topic}")
+    # A coordinator that still loads its offsets answers with an error for the group, which the client does not raise,
+    # and with no partition; otherwise it answers for each one that it was asked for, by -1 if nothing is committed.
+    committed = await admin.list_consumer_group_offsets(group, partitions=partitions)
+    if not committed.keys() >= set(partitions):
+        raise Unreadable(f"the coordinator of group {group} does not know its offsets yet")
     begins = await consumer.beginning_offsets(partitions)
     ends = await consumer.end_offsets(partitions)
-    offsets = {tp: committed[tp].offset if tp in committed else -1 for tp in partitions}
-    return sum(max(0, ends[tp] - max(begins[tp], offsets[tp])) for tp in partitions)
+    return sum(max(0, ends[tp] - max(begins[tp], committed[tp].offset)) for tp in partitions)
