@@ -62,7 +62,7 @@ class World:
 
 
 class Page:
-    """A web server that answers each path with what is set for it, as JSON with an ETag."""
+    """A web server that answers each path, with its query or without, with what is set for it, as JSON with an ETag."""
 
     def __init__(self) -> None:
         self.bodies: dict[str, Any] = {}
@@ -82,7 +82,7 @@ class Page:
                 if page.down.is_set():  # a connection that was kept
                     self.close_connection = True
                     return
-                path = self.path.split("?")[0]
+                path = self.path if self.path in page.bodies else self.path.split("?")[0]
                 body = page.bodies.get(path)
                 status = 404 if path not in page.bodies else page.status
                 raw = body if isinstance(body, bytes) else json.dumps(body).encode()
