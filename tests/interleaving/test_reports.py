@@ -14,7 +14,7 @@ from tests.support.provisioner import Provisioner, administrator, after, in_tran
 from tests.support.statements import Covered
 
 WAITS: Final = """
-SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid)))"""
+SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid)))"""
 locking: Final = Covered(slipway_provisioner)
 
 

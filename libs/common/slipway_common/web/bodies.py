@@ -42,6 +42,7 @@ EXPECTED: Final = re.compile(r"Expected (.*?)(?:, got (.*))?", re.DOTALL)
 NO_TIME: Final = "Invalid RFC3339 encoded datetime"
 TIMESTAMP: Final = 'a timestamp such as "2026-01-05T09:59:58Z"'
 SHOWN_MAX: Final = 20
+NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class UnknownFields(Enum):
@@ -71,7 +72,7 @@ class Decoded:
         body = await request.body()
         decoded = self._decode(body)
         if self._counts:
-            for _ in _unknown(msgspec.json.decode(body), self._type):
+            for _ in _unknown(_any_json(body), self._type):
                 UNKNOWN.labels(self.type.__name__).inc()
         return decoded
 
@@ -89,8 +90,20 @@ class BodyDecoder:
             return self._decode(body)
         except msgspec.ValidationError as error:
             raise invalid(str(error), self._type) from error
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Problem(400, "not-json", "The body is not JSON", str(error)) from error
+        except NO_JSON as error:
+            raise _not_json(error) from error
+
+
+def _any_json(body: bytes) -> Any:
+    """Value of a body of any type. Raises Problem 400: names of fields are not decoded where the type lacks them."""
+    try:
+        return msgspec.json.decode(body)
+    except NO_JSON as error:
+        raise _not_json(error) from error
+
+
+def _not_json(error: Exception) -> Problem:
+    return Problem(400, "not-json", "The body is not JSON", str(error))
 
 
 def invalid(error: str, type_: type[Any]) -> Problem:
