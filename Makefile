@@ -10,6 +10,8 @@ RUNTIME := .venv/.ready
 READY := .venv/.ready-dev
 # Terraform, its provider for AWS and a kit to write providers in Python, for tests alone, in an environment of its own.
 TERRAFORM := .venv-terraform/.ready
+# A validator of OpenAPI documents and a generator of clients, in an environment of their own.
+CONTRACTS := .venv-contracts/.ready
 # upjet, compiled for its example, where Go is present.
 UPJET := examples/upjet/.ready
 LOCKED := pyproject.toml $(MEMBERS:%=%/pyproject.toml)
@@ -75,6 +77,12 @@ $(READY): requirements.lock requirements.demo.lock $(LOCKED)
 $(TERRAFORM): requirements.terraform-tests.lock | $(READY)
 	@$(RUN) -m tests.tools.terraform_packages
 
+$(CONTRACTS): requirements.contracts-check.lock | $(READY)
+	@echo "Installing $$(grep '^[a-z]' $< | grep -cv $(ELSEWHERE)) packages into .venv-contracts (once)"
+	@$(UV) venv --quiet --clear --python $(RUN) .venv-contracts
+	@$(UV) pip sync --quiet --compile-bytecode --require-hashes --python .venv-contracts/bin/python $< || { $(NOT_INSTALLED); }
+	@touch $@
+
 # Without Go or its modules there is a line that says so and no stamp, and the example is not tested.
 $(UPJET): examples/upjet/go.sum
 	@command -v go >/dev/null && echo "Compiling upjet for examples/upjet (once, about 200 packages to download)" && \
@@ -96,7 +104,9 @@ lock: $(READY) ## Resolve requirements.lock and its parts for the demo, the imag
 			services/$${extra%/*}/pyproject.toml || exit 1; \
 	done
 	$(COMPILE) $(PART) $(SHIPPED) --output-file requirements.operations.lock libs/client/pyproject.toml
-	$(COMPILE) --group terraform-tests --output-file requirements.terraform-tests.lock
+	for group in terraform-tests contracts-check; do \
+		$(COMPILE) --group $$group --output-file requirements.$$group.lock || exit 1; \
+	done
 
 lock-jars: $(READY) ## Resolve the broker's jars again, from jgo.toml
 	cd libs/local/slipway_local/servers/broker && \
@@ -190,6 +200,10 @@ histories: $(READY) ## Lease pools under faults of clients, brokers, database an
 .PHONY: lease-harm
 lease-harm: $(READY) ## Commands under leases while the broker is well, slow, frozen, killed, drained, full, or refuses: ONLY=frozen,full SEED=1 N=20 MUTANT=margin or report-dropped
 	@$(RUN) -m $(BROKEN) tests.lease_harm
+
+.PHONY: contracts-check
+contracts-check: $(READY) $(CONTRACTS) ## contracts/openapi by a validator, and clients generated from it call every GET of a demo
+	@$(RUN) -m tests.tools.contracts
 
 requirements: $(READY) ## Requirements of the lease-broker, one test each, on real PostgreSQL: LANDING=A for the first part, FULL=1 for 8 replicas
 	@$(RUN) -m $(BROKEN) pytest -q $(REQUIRED)
@@ -312,5 +326,5 @@ fairness: $(READY) ## Fairness of grants: one tenant with 1,000 waiters against 
 	@$(RUN) -m bench.leases.fairness
 
 clean: ## Remove the virtual environment and every cache in this folder
-	rm -rf .venv .venv-terraform .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-terraform .venv-contracts .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

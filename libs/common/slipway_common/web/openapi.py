@@ -104,8 +104,20 @@ def document(app: FastAPI) -> dict[str, Any]:
     for name in OF_FASTAPI:
         schemas.pop(name, None)
     schemas |= components
+    _drop_false_items(schemas)
     found["components"]["schemas"] = dict(sorted(schemas.items()))
     return found
+
+
+def _drop_false_items(schema: Any) -> None:
+    """Take the schema `false` from tuples, whose length their limits state: generators of clients cannot read it."""
+    if isinstance(schema, dict):
+        if schema.get("items") is False:
+            del schema["items"]
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            _drop_false_items(part)
 
 
 def _document_answers(operation: dict[str, Any]) -> None:
