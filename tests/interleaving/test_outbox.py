@@ -174,6 +174,17 @@ async def test_an_alert_is_resolved_while_it_is_silenced(pair: Pair) -> None:
     assert await silence is None
 
 
+@locking("database.alerts.CONFIRM")
+async def test_an_alert_is_resolved_while_its_process_confirms_it(pair: Pair) -> None:
+    """It is over, which the process learns, so that it raises the alert again if the cause is still there."""
+    await alerts.record(pair.a, [ALERT])
+    assert await alerts.confirm(pair.b, "k")
+    async with pair.a.transaction():
+        await alerts.record(pair.a, [OVER])
+        confirmation = await pair.b_waits(alerts.confirm(pair.b, "k"))
+    assert not await confirmation
+
+
 OLD_ALERTS: Final = """
 UPDATE alert SET published_at = published_at - interval '2 days', raised_at = raised_at - interval '9 days',
     closed_at = closed_at - interval '91 days'"""
