@@ -98,7 +98,7 @@ def check_tokens(
         Path, typer.Option("--file", metavar="FILE", dir_okay=False, help="Tokens file of the services, to check")
     ],
 ) -> None:
-    """Check the tokens file, and list the entries that services refuse
+    """List the entries of the tokens file that services refuse
 
     \b
     Examples:
