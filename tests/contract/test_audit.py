@@ -123,7 +123,7 @@ READING: Final = """
 diff; export; user-data; top; audit; why; doctor; pool ls; pool show; pool history; lc ls; lc show; worker ls; worker
 show; decision show; error ls; account ls; account show; account limits; state-key ls; provider classify; plugins ls;
 lease status; lease ls; lease pools; lease report; lease history; weights ls; weights show; signal ls; demand ls;
-events tail; alert ls; alert show; dlq ls; dlq show; topics stopped; token create
+events tail; alert ls; alert show; dlq ls; dlq show; topics stopped; token create; token check; token revoke
 """
 """Commands that only read."""
 LETTER: Final = {"topic": "slipway.pool.demand.v1", "partition": 0}

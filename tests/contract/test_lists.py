@@ -53,7 +53,7 @@ SELECT id::uuid, 'linux', 'c', 'a', 'i', 'stopped', id::uuid, {START}, {START}, 
         # Many of one time, as of one transaction.
         f"""
 INSERT INTO decision (id, pool_id, launched, reason, details, at, last_at)
-SELECT id::uuid, 'linux', 0, 'r', '{{}}', {START} + n / 100 * interval '1 s', {START}
+SELECT id::uuid, 'linux', 0, 'r', '{{"reason": "r"}}', {START} + n / 100 * interval '1 s', {START}
 FROM unnest($1::text[]) WITH ORDINALITY AS g (id, n)""",
         "UPDATE decision SET last_at = last_at + interval '1 s' WHERE id::text = ANY ($1)",
         "decision",

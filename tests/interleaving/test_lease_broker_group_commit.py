@@ -128,7 +128,8 @@ async def test_two_gangs_of_one_name(world: World) -> None:
     (lease,) = accepted.json()["leases"]
     assert await world.broker.pool.fetchval("SELECT array_agg(lease_pool_id) FROM requests") == [lease["lease_pool_id"]]
     names.remove(lease["lease_pool_id"])
-    assert refused.json() == (await acquire_request(world.replica, names[0])).json()
+    later = await acquire_request(world.replica, names[0])
+    assert refused.json() | {"request_id": ""} == later.json() | {"request_id": ""}
 
 
 async def test_two_replicas_and_a_decide_loop(world: World) -> None:

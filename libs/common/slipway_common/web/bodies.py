@@ -39,6 +39,8 @@ MISSING: Final = re.compile(r"Object missing required field `(.*)`")
 UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`")
 NOT_ONE: Final = re.compile(r"Invalid enum value (.*)", re.DOTALL)
 EXPECTED: Final = re.compile(r"Expected (.*?)(?:, got (.*))?", re.DOTALL)
+LENGTH: Final = re.compile(r"`str` of length (<=|>=) (\d+)")
+BOUNDS: Final = {"<=": "at most", ">=": "at least"}
 NO_TIME: Final = "Invalid RFC3339 encoded datetime"
 TIMESTAMP: Final = 'a timestamp such as "2026-01-05T09:59:58Z"'
 SHOWN_MAX: Final = 20
@@ -120,6 +122,7 @@ def invalid(error: str, type_: type[Any]) -> Problem:
         reason = f"{value[1]} is none of {', '.join(_values(type_there))}"
     elif expected := EXPECTED.fullmatch(reason):
         reason = f"must be {expected[1]}" + (f", not {expected[2]}" if expected[2] else "")
+    reason = LENGTH.sub(lambda found: f"a text of {BOUNDS[found[1]]} {found[2]} characters", reason)
     reason = reason.replace(NO_TIME, "must be `datetime`").replace("`datetime`", TIMESTAMP)
     where, reason = "/".join(("body", *path)), reason.replace("`", "")
     errors = [InvalidPart(where=where, reason=reason)]
