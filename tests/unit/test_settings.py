@@ -1,5 +1,6 @@
 """Settings from the environment and from files named there: precedence and error messages."""
 
+import base64
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,7 @@ def test_a_misspelt_variable_is_named_at_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str, right: str
 ) -> None:
     """It would be ignored silently otherwise. Its value is not printed."""
+    monkeypatch.setenv("SLIPWAY_REGISTRATION_KEYS", base64.b64encode(b"k" * 32).decode())
     monkeypatch.setenv(wrong, "hunter2")
     from_environment(Provisioner)
     printed = capsys.readouterr().err
