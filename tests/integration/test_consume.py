@@ -346,3 +346,22 @@ async def test_database_outage_fills_no_dlq(place: Place) -> None:
     for subject in range(5):
         assert await place.words(f"w{subject}") == [f"{n}" for n in range(120) if n % 5 == subject]
     assert (await place.dead(), await place.gaps()) == ([], [])
+
+
+async def test_partitions_that_fail_together_are_applied_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction for all partitions of a fetch that fails delays none of them."""
+    await place.create(WORKER_LIFECYCLE)
+    failed: list[int] = []
+
+    async def refused(_: Connection, __: Consumer, portions: Sequence[consume.Portion]) -> None:
+        failed.append(len(portions))
+        raise Transient("a row is locked")
+
+    monkeypatch.setattr(kafka, "apply_together", refused)
+    async with publisher(place) as publish, member(place) as owner:
+        async with owner.subscription._running:  # what is fetched meanwhile waits
+            for number in range(4 * PARTITIONS):
+                await publish.send(report(f"w{number}", "a"), partition=number % PARTITIONS)
+        await until_read(place, 4 * PARTITIONS)
+        await until(lambda: failed, "several partitions were fetched together")
+    assert set((await place.effects()).values()) == {1}

@@ -97,14 +97,13 @@ async def test_a_call_that_was_not_sent_in_time(provisioner: Provisioner) -> Non
     """It is put back, unless another replica has repeated it meanwhile, which makes its outcome uncertain."""
     (grant,) = await provisioner.admitted()
     async with provisioner.database.acquire() as db:
-        started = await provisioner.launcher._start(db, grant.lease_id)
-    assert started is not None
+        ((batch, account),) = await provisioner.launcher._start(db, [grant.lease_id])
     late = monotonic_seconds() - provisioner.settings.send_within_seconds - 1
     await provisioner.database.execute("UPDATE launch_batch SET repeats = 1")
-    await provisioner.launcher._call(provisioner.database, *started, began=late)
+    await provisioner.launcher._call(provisioner.database, batch, account, began=late)
     assert (await provisioner.states(), await batch_states(provisioner)) == ({"launching": 1}, ["calling"])
     await provisioner.database.execute("UPDATE launch_batch SET repeats = 0")
-    await provisioner.launcher._call(provisioner.database, *started, began=late)
+    await provisioner.launcher._call(provisioner.database, batch, account, began=late)
     assert (await provisioner.states(), await batch_states(provisioner)) == ({"requested": 1}, ["known"])
     assert provisioner.cloud.calls == []
 

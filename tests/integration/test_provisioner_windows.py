@@ -246,7 +246,7 @@ async def test_a_worker_that_fails_during_a_plan_counts_once(provisioner: Provis
     await provisioner.database.execute("UPDATE weight SET record = jsonb_set(record, '{stages,launch,window}', '4')")
     everybody = await provisioner.workers()
     async with provisioner.database.acquire() as db, provisioner.database.acquire() as other:
-        assert await provisioner.launcher._start(db, "lease-1")
+        assert await provisioner.launcher._start(db, ["lease-1"])
         await provisioner.demand(report(9, at=1))
         async with db.transaction():
             await db.execute("LOCK TABLE account IN ACCESS EXCLUSIVE MODE")
@@ -268,7 +268,7 @@ async def test_a_stopping_worker_frees_its_unit(
     (grant,) = await provisioner.admitted(4)
     if kind == "launching":
         async with provisioner.database.acquire() as db:
-            assert await provisioner.launcher._start(db, grant.lease_id)
+            assert await provisioner.launcher._start(db, [grant.lease_id])
     else:
         await provisioner.launch()
     assert await provisioner.states() == {kind: 4}

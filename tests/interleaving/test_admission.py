@@ -44,10 +44,13 @@ def confirmed(lease_id: str, seconds: float = 300) -> lease_events.LeaseConfirme
 
 
 GRANT_AND_CANCEL: Final = (
-    "store.leases.LOCK_REQUESTS",
+    "store.functions.LOCK_LEASES",
+    "store.functions.LOCKING",
     "store.leases.REQUESTS_OF",
-    "store.workers.BY_REQUEST",
+    "store.workers.BY_REQUESTS",
     "store.workers.LOCK_FREE",
+    "store.leases.BIND",
+    "store.leases.GRANT",
     "store.leases.TAKE",
     "store.leases.DELETE_REQUEST",
     "store.leases.INSERT",
@@ -105,7 +108,7 @@ async def admitted_and_drained(provisioner: Provisioner) -> lease_events.LeaseGr
     return grant
 
 
-@locking("store.leases.LEASES_OF", "store.leases.LOCK_MANY", "store.leases.END")
+@locking("store.leases.LEASES_OF", "store.functions.LOCK_LEASES", "store.leases.END")
 async def test_a_lease_that_ends_while_its_drained_intents_are_cancelled(provisioner: Provisioner) -> None:
     """They request no admission again, and their units are released once."""
     grant = await admitted_and_drained(provisioner)
@@ -119,7 +122,7 @@ async def test_a_lease_that_ends_while_its_drained_intents_are_cancelled(provisi
     assert (await provisioner.states())["stopped"] == 2
 
 
-@locking("store.leases.LEASES_OF", "store.leases.LOCK_MANY", "store.leases.END")
+@locking("store.leases.LEASES_OF", "store.functions.LOCK_LEASES", "store.leases.END")
 async def test_a_cancel_skips_a_lease_that_ends(provisioner: Provisioner) -> None:
     """Its intents are cancelled by the next plan, and nothing is released."""
     grant = await admitted_and_drained(provisioner)
@@ -164,7 +167,7 @@ async def test_replicas_without_a_broker_keep_one_pace(postgres: EmbeddedPostgre
         assert len(await provisioner.published(LeaseUnleasedReported)) == 1
 
 
-@locking("store.unleased.LOCK", "store.leases.LOCK_REQUESTS", "store.leases.TAKE", "store.workers.BY_REQUEST")
+@locking("store.unleased.LOCK", "store.functions.LOCK_LEASES", "store.leases.TAKE", "store.workers.BY_REQUEST")
 async def test_a_grant_during_an_unleased_admission(postgres: EmbeddedPostgres) -> None:
     """No intent has two leases: the unneeded unit is released."""
     async with provisioner_on(postgres, broker_unavailable_mode="safe") as provisioner:
@@ -187,7 +190,7 @@ async def test_a_grant_during_an_unleased_admission(postgres: EmbeddedPostgres) 
         assert {row["id"]: row["state"] for row in states} == {started["lease_id"]: "unleased", "lease-2": "ended"}
 
 
-@locking("store.leases.CONFIRM", "store.leases.LOCK_MANY", "store.leases.RELEASE")
+@locking("store.leases.CONFIRM", "store.functions.LOCK_LEASES", "store.leases.RELEASE")
 async def test_a_confirm_that_waited_for_a_release_revives_nothing(provisioner: Provisioner) -> None:
     """The lease stays ended."""
     (worker,) = await provisioner.starting()
@@ -230,7 +233,7 @@ async def test_each_unit_is_released_once(provisioner: Provisioner) -> None:
     assert tuple(await provisioner.database.fetchrow("SELECT units, state FROM lease")) == (0, "ended")
 
 
-@locking("store.leases.LOCK_MANY", "store.leases.LOCK_REQUESTS", "store.leases.RELEASE", "store.workers.LOCK")
+@locking("store.functions.LOCK_LEASES", "store.functions.LOCK_LEASES", "store.leases.RELEASE", "store.workers.LOCK")
 async def test_leases_are_locked_in_one_order(provisioner: Provisioner) -> None:
     """Lease events that name leases in descending order do not deadlock with workers that release units in ascending
     order."""
@@ -253,7 +256,7 @@ async def terminate(provisioner: Provisioner, worker: Worker, folder: Path) -> h
         return await client.post(f"/workers/{worker.id}/terminate", json={"reason": "drill"})
 
 
-TERMINATE: Final = ("store.leases.LOCK_MANY", "store.leases.LOCK_REQUESTS", "store.workers.LOCK")
+TERMINATE: Final = ("store.functions.LOCK_LEASES", "store.functions.LOCK_LEASES", "store.workers.LOCK")
 
 
 @locking(*TERMINATE, "store.leases.INSERT", "store.leases.RELEASE", "store.workers.BY_REQUEST")
@@ -289,7 +292,7 @@ async def test_a_grant_that_waited_for_a_termination(provisioner: Provisioner, t
     assert [worker.holds_unit for worker in await provisioner.workers()] == [False, True]
 
 
-@locking(*TERMINATE, "store.leases.TRY_LOCK", "store.workers.BY_LEASE")
+@locking(*TERMINATE, "store.starts.LOCK")
 async def test_a_termination_that_waited_for_a_start(provisioner: Provisioner, tmp_path: Path) -> None:
     """The call is made; its worker is stopping, and is terminated once its instance is known."""
     await provisioner.admitted()
@@ -303,7 +306,7 @@ async def test_a_termination_that_waited_for_a_start(provisioner: Provisioner, t
     assert provisioner.cloud.terminated == ["i-0001"]
 
 
-@locking(*TERMINATE, "store.leases.TRY_LOCK")
+@locking(*TERMINATE, "store.starts.LOCK")
 async def test_a_start_while_its_worker_is_terminated(provisioner: Provisioner, tmp_path: Path) -> None:
     """No call is made for the worker."""
     await provisioner.admitted()

@@ -27,6 +27,7 @@ locking: Final = Covered(slipway_provisioner)
 BATCH: Final = (
     "store.batches.LOCK",
     "store.batches.KNOWN",
+    "store.functions.LOCK_CALLS",
     "store.workers.BATCH",
     "store.workers.BY_INSTANCE",
     "store.workers.UPDATE",
@@ -38,9 +39,8 @@ async def in_flight(provisioner: Provisioner, pending: int) -> tuple[Batch, list
     """A call without a reply so far."""
     (grant,) = await provisioner.admitted(pending)
     async with provisioner.database.acquire() as db:
-        started = await provisioner.launcher._start(db, grant.lease_id)
-    assert started is not None
-    return started[0], await provisioner.workers()
+        ((batch, _),) = await provisioner.launcher._start(db, [grant.lease_id])
+    return batch, await provisioner.workers()
 
 
 @locking(*BATCH)
@@ -296,7 +296,7 @@ async def test_failures_add_up(provisioner: Provisioner) -> None:
     await provisioner.admitted(8, "zone-a", "zone-b")
     async with provisioner.database.acquire() as db:
         for lease_id in ("lease-1", "lease-2"):
-            assert await provisioner.launcher._start(db, lease_id)
+            assert await provisioner.launcher._start(db, [lease_id])
     everybody = await provisioner.workers()
     by_config = sorted(everybody, key=lambda worker: worker.launch_config_id)
 

@@ -12,12 +12,12 @@ import pytest
 import slipway_common
 from slipway_api.events.alert import AlertRaised
 from slipway_api.events.signal import SignalRaised
-from slipway_api.events.topics import LAUNCH_CONFIG_SIGNAL
+from slipway_api.events.topics import LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE
 from slipway_common.base.clock import utc_now
 from slipway_common.database import migrate
 from slipway_common.database.postgres import Connection
 from slipway_common.messaging import consume, incarnation, leadership, outbox
-from slipway_common.messaging.consume import Consumer, Fenced, Owned
+from slipway_common.messaging.consume import Consumer, Fenced, Owned, Portion
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.incarnation import Incarnation, Sent
 from slipway_common.messaging.records import Record
@@ -39,7 +39,7 @@ async def test_two_claims(pair: Pair) -> None:
     assert await second == Owned(2, 0)
 
 
-@locking("messaging.consume.ADVANCE", "messaging.consume.CLAIM")
+@locking("database.tables.ADVANCE", "messaging.consume.CLAIM")
 async def test_a_batch_that_waited_for_a_claim_is_fenced(pair: Pair) -> None:
     """The epoch is checked under the lock, so nothing of the batch remains."""
     former = await claim(pair.b)
@@ -52,7 +52,25 @@ async def test_a_batch_that_waited_for_a_claim_is_fenced(pair: Pair) -> None:
     assert await pair.words() == ["first"]
 
 
-@locking("messaging.consume.ADVANCE", "messaging.consume.RECORD_SEQUENCES", "messaging.dead_records.INSERT")
+@locking("database.tables.ADVANCE", "messaging.consume.CLAIM")
+async def test_a_batch_of_two_partitions_of_which_one_is_fenced(pair: Pair) -> None:
+    """Nothing of either is applied, and the other partition is applied alone after that."""
+    mine, former = await claim(pair.b, 0), await claim(pair.b, 1)
+    portions = [
+        Portion(WORKER_LIFECYCLE, partition, owned, [record(0, "together", partition=partition)])
+        for partition, owned in enumerate((mine, former))
+    ]
+    async with pair.a.transaction():
+        await claim(pair.a, 1)
+        batch = await pair.b_waits(consume.apply_together(pair.b, CONSUMER, portions))
+    with pytest.raises(Fenced):
+        await batch
+    assert await pair.words() == []
+    assert await consume.apply(pair.b, CONSUMER, mine, portions[0].records) == Owned(1, 1)
+    assert await pair.words() == ["together"]
+
+
+@locking("database.tables.ADVANCE", "messaging.dead_records.INSERT")
 async def test_the_same_batch_twice(pair: Pair) -> None:
     """Two tasks apply one batch under one epoch: the second waits for the first and is fenced by the position; sequence
     numbers and dead letters are those of the first."""
@@ -68,7 +86,7 @@ async def test_the_same_batch_twice(pair: Pair) -> None:
     assert await pair.a.fetchval("SELECT count(*) FROM dead_letter") == 1
 
 
-@locking("messaging.consume.ADVANCE")
+@locking("database.tables.ADVANCE")
 async def test_a_rolled_back_batch_leaves_the_position(pair: Pair) -> None:
     """The second waits for a transaction that rolls back, then applies the batch itself."""
     owned = await claim(pair.a)
@@ -81,7 +99,7 @@ async def test_a_rolled_back_batch_leaves_the_position(pair: Pair) -> None:
     assert await pair.words() == ["a"]
 
 
-@locking("messaging.consume.ADOPT", "messaging.consume.ADVANCE")
+@locking("messaging.consume.ADOPT", "database.tables.ADVANCE")
 async def test_a_batch_that_waited_for_an_operator_is_fenced(pair: Pair) -> None:
     """Records read from the abandoned log do not affect the adopted position."""
     owned = await claim(pair.a)

@@ -322,13 +322,13 @@ async def test_a_sweep_repairs_counters(provisioner: Provisioner) -> None:
     assert metrics.USAGE_DRIFT._value.get() > before
 
 
-async def test_a_decision_costs_eight_statements(provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_decision_costs_seven_statements(provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which two begin and end its transaction. One that launches nothing costs five."""
     await provisioner.plan()
     executed: list[str] = []
     for name in ("fetch", "fetchrow", "fetchval", "execute"):
         monkeypatch.setattr(asyncpg.Connection, name, counting(getattr(asyncpg.Connection, name), executed))
-    for at, statements in ((1, 8), (2, 5)):
+    for at, statements in ((1, 7), (2, 5)):
         await provisioner.demand(report(9, at=at))
         executed.clear()
         assert await provisioner.plan_step()

@@ -54,11 +54,11 @@ async def test_two_replicas_at_one_unit_of_headroom(provisioner: Provisioner) ->
     """The second start waits for the first and then finds nothing left, in whatever pool of the account it is."""
     one, two = await granted(provisioner, launches_per_hour=1)
     async with provisioner.database.acquire() as db, provisioner.database.acquire() as other:
-        async with stopped_at(provisioner, "launch_batch", provisioner.launcher._start(db, one.lease_id)) as first:
-            second = provisioner.start(provisioner.launcher._start(other, two.lease_id))
+        async with stopped_at(provisioner, "launch_batch", provisioner.launcher._start(db, [one.lease_id])) as first:
+            second = provisioner.start(provisioner.launcher._start(other, [two.lease_id]))
             await provisioner.until_waiting(first, second)
-        assert await first is not None
-        assert await second is None
+        assert await first
+        assert not await second
     assert await batch_count(provisioner) == 1
     assert await provisioner.states() == {"launching": 1, "stopped": 1}
 
@@ -74,7 +74,7 @@ async def test_starts_under_other_limits_do_not_wait(provisioner: Provisioner) -
         await limits.lock(db, "linux", "sim-a")
         async with provisioner.database.acquire() as other:
             started = [grant for grant in (one, two) if await _is_of(other, grant, "other")]
-            assert await provisioner.launcher._start(other, started[0].lease_id) is not None
+            assert await provisioner.launcher._start(other, [started[0].lease_id])
 
 
 async def _is_of(db: Connection, grant: LeaseGranted, pool_id: str) -> bool:
@@ -86,13 +86,13 @@ async def _is_of(db: Connection, grant: LeaseGranted, pool_id: str) -> bool:
 async def test_a_start_that_waited_for_a_lowered_limit_obeys_it(provisioner: Provisioner) -> None:
     one, two = await granted(provisioner, launches_per_hour=2)
     async with provisioner.database.acquire() as db:
-        assert await provisioner.launcher._start(db, one.lease_id) is not None
+        assert await provisioner.launcher._start(db, [one.lease_id])
         lowered = provisioner.declare(two_pools(launches_per_hour=1))
         async with stopped_at(provisioner, "audit", lowered) as declaring:
-            start = provisioner.start(provisioner.launcher._start(db, two.lease_id))
+            start = provisioner.start(provisioner.launcher._start(db, [two.lease_id]))
             await provisioner.until_waiting(declaring, start)
         await declaring
-        assert await start is None
+        assert not await start
     assert await batch_count(provisioner) == 1
 
 
@@ -101,12 +101,12 @@ async def test_a_limit_that_is_removed_waits_for_a_start(provisioner: Provisione
     """The start that was first has its charge, and later ones have no limit."""
     one, two = await granted(provisioner, launches_per_hour=1)
     async with provisioner.database.acquire() as db, provisioner.database.acquire() as other:
-        async with stopped_at(provisioner, "launch_batch", provisioner.launcher._start(db, one.lease_id)) as first:
+        async with stopped_at(provisioner, "launch_batch", provisioner.launcher._start(db, [one.lease_id])) as first:
             removing = provisioner.start(provisioner.declare(two_pools()))
             await provisioner.until_waiting(first, removing)
-        assert await first is not None
+        assert await first
         await removing
-        assert await provisioner.launcher._start(other, two.lease_id) is not None
+        assert await provisioner.launcher._start(other, [two.lease_id])
 
 
 @locking("store.limits.SEEN", "store.limits.ALERT")
@@ -166,12 +166,12 @@ async def test_a_restore_waits_for_a_start(provisioner: Provisioner) -> None:
     """The launches that it assumes to be lost are counted besides that start."""
     one, _ = await granted(provisioner, launches_per_hour=3)
     async with provisioner.database.acquire() as db:
-        async with stopped_at(provisioner, "launch_batch", provisioner.launcher._start(db, one.lease_id)) as start:
+        async with stopped_at(provisioner, "launch_batch", provisioner.launcher._start(db, [one.lease_id])) as start:
             restoring = provisioner.start(
                 in_transaction(provisioner, lambda db: recovery.stop_until_confirmed(db, RENEWAL))
             )
             await provisioner.until_waiting(start, restoring)
-        assert await start is not None
+        assert await start
         await restoring
         ((level, _),) = await limits.listed(db, provisioner.settings.tariff())
     assert level.usage.launches == 1 + 3

@@ -168,7 +168,7 @@ async def test_a_launch_marks_a_pool_that_is_being_planned(provisioner: Provisio
     assert [row["pool_id"] for row in await provisioner.database.fetch(ORDER)] == [POOLS[0]]
 
 
-@locking("store.functions.MARK_SHORT", "store.functions.MARKING")
+@locking("store.functions.MARK_SHORT", "store.functions.LOCKING")
 async def test_no_pool_is_planned_before_the_launch_that_marks_it_commits(provisioner: Provisioner) -> None:
     """A planner that reads the usage of before the launch would leave the pool short, without a mark."""
     await demanded(provisioner)

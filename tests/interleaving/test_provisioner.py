@@ -145,12 +145,12 @@ async def test_a_start_that_waited_for_the_end_of_a_launch_stop(provisioner: Pro
     async with provisioner.database.acquire() as db, provisioner.database.acquire() as other:
         async with db.transaction():
             assert await launch_stops.lift(db, "all", "")
-            start = provisioner.start(provisioner.launcher._start(other, grant.lease_id))
+            start = provisioner.start(provisioner.launcher._start(other, [grant.lease_id]))
             await provisioner.until_waiting(start)
-        assert await start is not None
+        assert await start
 
 
-@locking("store.leases.TRY_LOCK", "store.workers.BY_LEASE", "store.workers.UPDATE")
+@locking("store.starts.LOCK", "store.starts.WRITE")
 async def test_two_launchers_make_one_batch(provisioner: Provisioner) -> None:
     """One lease has one start statement and one call with all its intents."""
     await provisioner.admitted(3)
@@ -162,7 +162,7 @@ async def test_two_launchers_make_one_batch(provisioner: Provisioner) -> None:
     assert len(await provisioner.published(LeaseConfirmRequested)) == 1
 
 
-@locking("store.leases.TRY_LOCK", "store.leases.LOCK")
+@locking("store.starts.LOCK", "store.leases.LOCK", "store.starts.SHARE_FREE")
 async def test_a_locked_lease_does_not_block_a_launcher(provisioner: Provisioner) -> None:
     """The launcher continues with the next lease."""
     first, _second = await provisioner.admitted(2, "zone-a", "zone-b")
@@ -172,7 +172,7 @@ async def test_a_locked_lease_does_not_block_a_launcher(provisioner: Provisioner
         assert [call.config["id"] for call in provisioner.cloud.calls] == [revision_id("zone-b")]
 
 
-@locking("store.leases.LOCK", "store.leases.LOCK_MANY", "store.leases.END", "store.workers.BY_LEASE")
+@locking("store.leases.LOCK", "store.functions.LOCK_LEASES", "store.leases.END", "store.workers.BY_LEASE")
 async def test_a_lease_that_ends_during_a_start(provisioner: Provisioner) -> None:
     """The call is made and recorded; its intents do not request admission again."""
     (grant,) = await provisioner.admitted()
@@ -184,7 +184,22 @@ async def test_a_lease_that_ends_during_a_start(provisioner: Provisioner) -> Non
     assert await provisioner.published(WorkerDelayed) == []
 
 
-@locking("store.leases.LOCK_MANY", "store.leases.END", "store.leases.TRY_LOCK")
+@locking("store.starts.SHARE_FREE", "store.starts.WRITE")
+async def test_several_starts_do_not_wait_for_a_locked_pool(provisioner: Provisioner) -> None:
+    """They share a transaction, in which one whose pool is locked is left out: it is started alone."""
+    grants = await provisioner.admitted(2, "zone-a", "zone-b")
+    lease_ids = [grant.lease_id for grant in grants]
+    async with provisioner.database.acquire() as db, provisioner.database.acquire() as other:
+        async with other.transaction():
+            await other.execute("SELECT FROM launch_config_name WHERE name = 'zone-a' FOR UPDATE")
+            ((batch, _),) = await provisioner.launcher._start(db, lease_ids)
+            assert batch.launch_config_id == revision_id("zone-b")
+        ((batch, _),) = await provisioner.launcher._start(db, lease_ids)
+    assert batch.launch_config_id == revision_id("zone-a")
+    assert len(await provisioner.published(LeaseConfirmRequested)) == 2
+
+
+@locking("store.functions.LOCK_LEASES", "store.leases.END", "store.starts.LOCK")
 async def test_a_start_while_its_lease_ends(provisioner: Provisioner) -> None:
     """No call is made under a lease that ended first."""
     (grant,) = await provisioner.admitted()

@@ -25,12 +25,11 @@ async def in_flight(provisioner: Provisioner) -> Batch:
     """An unknown call for two workers, past its deadline. The account has not answered since."""
     (grant,) = await provisioner.admitted(2)
     async with provisioner.database.acquire() as db:
-        started = await provisioner.launcher._start(db, grant.lease_id)
-    assert started is not None
+        ((batch, _),) = await provisioner.launcher._start(db, [grant.lease_id])
     await in_transaction(provisioner, unanswered)
     await provisioner.set_clock(200)
     await provisioner.events()
-    return started[0]
+    return batch
 
 
 async def answered(db: Connection) -> None:

@@ -22,9 +22,9 @@ async def a_waiting_start_obeys(provisioner: Provisioner, forbid: Forbid) -> Non
     async with provisioner.database.acquire() as db, provisioner.database.acquire() as other:
         async with db.transaction():
             await forbid(db)
-            start = provisioner.start(provisioner.launcher._start(other, grant.lease_id))
+            start = provisioner.start(provisioner.launcher._start(other, [grant.lease_id]))
             await provisioner.until_waiting(start)
-        assert await start is None
+        assert not await start
     await provisioner.launch()
     assert await batch_count(provisioner) == 0
 

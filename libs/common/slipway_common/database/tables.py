@@ -38,6 +38,39 @@ CREATE FUNCTION slipway_server() RETURNS text LANGUAGE sql STABLE AS $$
     SELECT concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), d.oid, to_regclass('incarnation')::oid)
     FROM pg_database d WHERE d.datname = current_database()
 $$"""
+# Advance the positions of partitions under their epochs, store the sequence numbers of sources, and return what was
+# seen of each partition before: at least one row for each, whose `dead` is true if its topic has dead letters. That is
+# read in a statement that begins after the lock. No row if a partition has another epoch or position; the caller must
+# roll back then. With `keep_plans` the transaction executes its statements by plans that fit any parameters.
+ADVANCE: Final = """
+CREATE FUNCTION advance(
+    topics text[], partitions integer[], epochs bigint[], ends bigint[], expected bigint[],
+    numbered_topics text[], numbered_partitions integer[], sources text[], numbers bigint[], keep_plans boolean,
+    OUT topic text, OUT partition integer, OUT source text, OUT sequence_number bigint, OUT dead boolean
+) RETURNS SETOF record LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    moved integer;
+BEGIN
+    UPDATE consumed c SET next_offset = g.next_offset
+    FROM unnest(topics, partitions, epochs, ends, expected) AS g (topic, partition, epoch, next_offset, expected)
+    WHERE (c.topic, c.partition, c.epoch, c.next_offset) = (g.topic, g.partition, g.epoch, g.expected);
+    GET DIAGNOSTICS moved = ROW_COUNT;
+    IF moved < cardinality(topics) THEN
+        RETURN;
+    END IF;
+    IF keep_plans THEN
+        PERFORM set_config('plan_cache_mode', 'force_generic_plan', true);
+    END IF;
+    RETURN QUERY SELECT g.topic, g.partition, s.source, s.sequence_number,
+        EXISTS (SELECT FROM dead_letter d WHERE d.topic = g.topic)
+    FROM unnest(topics, partitions) AS g (topic, partition)
+    LEFT JOIN seen_sequence s ON (s.topic, s.partition) = (g.topic, g.partition);
+    INSERT INTO seen_sequence AS s (topic, partition, source, sequence_number)
+    SELECT * FROM unnest(numbered_topics, numbered_partitions, sources, numbers)
+    ON CONFLICT (topic, partition, source) DO UPDATE
+    SET sequence_number = excluded.sequence_number WHERE s.sequence_number < excluded.sequence_number;
+END $$"""
 DRAW_INCARNATION: Final = """
 INSERT INTO incarnation (id, server) VALUES (replace(gen_random_uuid()::text, '-', ''), slipway_server())"""
 
@@ -108,7 +141,7 @@ def messaging(metadata: MetaData) -> None:
     audit(metadata)
     alert(metadata)
     metadata.info["before"] = [CREATE_CLOCK, CREATE_SERVER]
-    metadata.info["after"] = [DRAW_INCARNATION]
+    metadata.info["after"] = [DRAW_INCARNATION, ADVANCE]
     # One row. `server` is the one on which the relay has compared the rows with the log. `former` are earlier ids, and
     # revisions of subjects are above `revision_base`. `requested`: why a person wants a new incarnation.
     Table(

@@ -6,6 +6,7 @@ later events of its subject are parked behind it. One transaction applies a batc
 of all partitions of several topics (the leader).
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -36,18 +37,8 @@ FROM consumed c JOIN unnest($1::text[], $2::integer[], $3::bigint[]) AS g (topic
     USING (topic, partition, epoch)"""
 POSITIONS: Final = "SELECT partition, next_offset FROM consumed WHERE topic = $1"
 ADVANCE: Final = """
-UPDATE consumed c SET next_offset = g.next_offset
-FROM unnest($1::text[], $2::integer[], $3::bigint[], $4::bigint[], $5::bigint[])
-    AS g (topic, partition, epoch, next_offset, expected)
-WHERE c.topic = g.topic AND c.partition = g.partition AND c.epoch = g.epoch AND c.next_offset = g.expected"""
-# Returns at least one row per partition; `dead` is true if its topic has dead letters.
-SEEN: Final = """
-SELECT topic, partition, source, sequence_number, EXISTS (SELECT FROM dead_letter d WHERE d.topic = g.topic) AS dead
-FROM unnest($1::text[], $2::integer[]) AS g (topic, partition) LEFT JOIN seen_sequence USING (topic, partition)"""
-RECORD_SEQUENCES: Final = """
-INSERT INTO seen_sequence (topic, partition, source, sequence_number)
-SELECT * FROM unnest($1::text[], $2::integer[], $3::text[], $4::bigint[])
-ON CONFLICT (topic, partition, source) DO UPDATE SET sequence_number = excluded.sequence_number"""
+SELECT * FROM advance($1::text[], $2::integer[], $3::bigint[], $4::bigint[], $5::bigint[],
+    $6::text[], $7::integer[], $8::text[], $9::bigint[], $10)"""
 RECORD_EVENT_IDS: Final = """
 INSERT INTO seen_event (topic, source, event_id)
 SELECT DISTINCT $1, source, id FROM unnest($2::text[], $3::text[]) AS given (source, id) ORDER BY source, id
@@ -91,6 +82,10 @@ Handler = Callable[[Connection, Sequence[Received]], Awaitable[Callable[[], None
 """Applies events in a transaction. May return a callback to run after the commit, for example to count."""
 Place = tuple[str, int]
 """Topic and partition."""
+Move = tuple[str, int, int, int, int]
+"""Topic, partition, epoch, the new position and the expected one."""
+Sequenced = tuple[str, int, str]
+"""Topic, partition and source of sequence numbers."""
 
 
 class Consumer(msgspec.Struct, frozen=True):
@@ -146,21 +141,27 @@ async def positions(db: Connection, topic: str) -> dict[int, int]:
 async def skip(db: Connection, consumer: Consumer, partition: int, owned: Owned, to: int, *, loss: bool) -> Owned:
     """Move the position to `to`, past offsets that the log no longer has; a `loss` is recorded with it."""
     async with db.transaction():
-        await _advance(db, [(consumer.topic.name, partition, owned.epoch, to, owned.next_offset)])
+        await _advance(db, [(consumer.topic.name, partition, owned.epoch, to, owned.next_offset)], {}, keep_plans=False)
         if loss:
             detail = f"offsets {owned.next_offset}…{to - 1} were deleted by retention before they were read"
             await record_gap(db, consumer.service, (consumer.topic.name, partition), "retention", detail)
     return Owned(owned.epoch, to)
 
 
-async def _advance(db: Connection, moves: Sequence[tuple[str, int, int, int, int]]) -> None:
-    """Advance positions; the first statement of a transaction. Raises Fenced if a partition was claimed by another.
+async def _advance(
+    db: Connection, moves: Sequence[Move], numbers: Mapping[Sequenced, int], *, keep_plans: bool
+) -> Sequence[Any]:
+    """Advance positions and sequence numbers; the first statement of a transaction. Raises Fenced if a partition was
+    claimed by another.
 
-    A move is topic, partition, epoch, the new position and the expected one.
+    Returns the sequence numbers before, at least one row for each partition, and whether its topic has dead letters.
     """
-    done = await db.execute(ADVANCE, *zip(*moves, strict=True))
-    if done != f"UPDATE {len(moves)}":
+    columns = zip(*numbers, strict=True) if numbers else ([], [], [])
+    sequences = [*columns, list(numbers.values())]
+    rows: Sequence[Any] = await db.fetch(ADVANCE, *zip(*moves, strict=True), *sequences, keep_plans)
+    if not rows:
         raise Fenced(", ".join(f"{t}/{p} at epoch {epoch}, offset {at}" for t, p, epoch, _, at in moves))
+    return rows
 
 
 async def record_gap(db: Connection, service: str, place: Place, kind: str, detail: str) -> None:
@@ -193,11 +194,27 @@ async def apply(db: Connection, consumer: Consumer, owned: Owned, records: Seque
     `records` are in offset order. Raises Fenced if another process has claimed the partition, and any error of the
     infrastructure; in both cases nothing was changed.
     """
-    batch = Batch(consumer.service, [Portion(consumer.topic, records[0].partition, owned, records)])
+    portion = Portion(consumer.topic, records[0].partition, owned, records)
+    await apply_together(db, consumer, [portion])
+    return Owned(owned.epoch, portion.end)
+
+
+async def apply_together(db: Connection, consumer: Consumer, portions: Sequence[Portion]) -> None:
+    """Apply a batch of several partitions of the topic in one transaction, like `apply`. If the data is at fault, in
+    another one, which has savepoints."""
+    try:
+        await _apply(db, consumer, portions, savepoints=False)
+    except Exception as error:
+        if isinstance(error, Fenced) or is_infrastructure(error):
+            raise
+        await _apply(db, consumer, portions, savepoints=True)
+
+
+async def _apply(db: Connection, consumer: Consumer, portions: Sequence[Portion], *, savepoints: bool) -> None:
+    batch = Batch(consumer.service, portions)
     async with db.transaction():
-        await batch.apply(db, consumer.handle)
+        await batch.apply(db, consumer.handle, savepoints=savepoints)
     batch.count()
-    return Owned(owned.epoch, records[-1].offset + 1)
 
 
 class Batch:
@@ -216,20 +233,18 @@ class Batch:
         self.left_out: list[Record] = []
         self.counts: Counter[tuple[str, str]] = Counter()
         self._afterwards: list[Callable[[], None]] = []
-        self._sequences: dict[tuple[str, int, str], int] = {}
         self._read = [list(read(portion.unread())) for portion in portions]
 
-    async def apply(self, tx: Connection, handle: Handler) -> None:
+    async def apply(self, tx: Connection, handle: Handler, *, savepoints: bool = True) -> None:
         """Apply everything inside the caller's transaction, positions first; call `count` after the commit.
 
-        Raises Fenced, and any error of the infrastructure; the caller must then roll back.
+        With `savepoints`, events that cannot be applied become dead letters. Raises Fenced, any error of the
+        infrastructure, and without savepoints any error of the handler; the caller must then roll back.
         """
-        await _advance(
-            tx, [(p.topic.name, p.partition, p.owned.epoch, p.end, p.owned.next_offset) for p in self.portions]
-        )
         seen: dict[Place, dict[str, int]] = {(p.topic.name, p.partition): {} for p in self.portions}
         dead: set[str] = set()
-        for row in await tx.fetch(SEEN, *zip(*seen, strict=True)):
+        moves = [(p.topic.name, p.partition, p.owned.epoch, p.end, p.owned.next_offset) for p in self.portions]
+        for row in await _advance(tx, moves, self._sequences(), keep_plans=not savepoints):
             if row["source"] is not None:
                 seen[row["topic"], row["partition"]][row["source"]] = row["sequence_number"]
             if row["dead"]:
@@ -238,10 +253,8 @@ class Batch:
             await self._drop_duplicates(tx, portion, items, seen[portion.topic.name, portion.partition])
         for topic in dict.fromkeys(portion.topic for portion in self.portions):
             await self._park(tx, topic, has_dead=topic.name in dead)
-        await self._handle(tx, handle)
+        await self._handle(tx, handle, savepoints=savepoints)
         await dead_records.store(tx, self.service, self.dead_records)
-        if self._sequences:
-            await tx.execute(RECORD_SEQUENCES, *zip(*self._sequences, strict=True), list(self._sequences.values()))
 
     def count(self) -> None:
         """Update metrics and run the handlers' callbacks; call after the commit."""
@@ -249,6 +262,16 @@ class Batch:
             act()
         for (topic, result), count in self.counts.items():
             CONSUMED.labels(topic, result).inc(count)
+
+    def _sequences(self) -> dict[Sequenced, int]:
+        """The highest sequence number of each source in a partition."""
+        highest: dict[Sequenced, int] = {}
+        for portion, items in zip(self.portions, self._read, strict=True):
+            for _, envelope, _ in items if portion.topic.numbered else ():
+                if envelope is not None and (number := envelope.sequence_number) is not None:
+                    source = portion.topic.name, portion.partition, envelope.sequence_source or envelope.source
+                    highest[source] = max(number, highest.get(source, 0))
+        return highest
 
     def _leave_out(self, record: Record, result: str) -> None:
         self.left_out.append(record)
@@ -278,7 +301,6 @@ class Batch:
         if external:
             rows = await tx.fetch(RECORD_EVENT_IDS, topic.name, *zip(*external, strict=True))
             new = {(row["source"], row["event_id"]) for row in rows}
-        moved: dict[str, int] = {}
         for record, envelope, event in items:
             if envelope is None:
                 self._refuse(topic, record, event)
@@ -300,7 +322,7 @@ class Batch:
                     self.counts[topic.name, "gap"] += 1
                     detail = f"{source}: {number} followed {last}, but its predecessor is {envelope.previous}"
                     await record_gap(tx, self.service, (topic.name, portion.partition), "sequence-gap", detail)
-                last_of[source] = moved[source] = number
+                last_of[source] = number
             if type(event) is Received:
                 self.fresh.append((topic, record, event))
             elif isinstance(event, UnknownType):
@@ -308,8 +330,6 @@ class Batch:
             else:
                 subject = envelope.subject or text_of(record.key)
                 self._dead_letter(topic, record, subject, "dead", reason_of(event))
-        for source, number in moved.items():
-            self._sequences[topic.name, portion.partition, source] = number
 
     def _refuse(self, topic: Topic, record: Record, error: Exception) -> None:
         """Dead-letter a record without a valid envelope. A bare null in a compacted topic of ours is left out: nothing
@@ -341,20 +361,21 @@ class Batch:
             else:
                 self.fresh.append((own_topic, record, event))
 
-    async def _handle(self, tx: Connection, handle: Handler) -> None:
+    async def _handle(self, tx: Connection, handle: Handler, *, savepoints: bool) -> None:
         """Handle all events at once; if the data is at fault, one by one, dead-lettering each that fails."""
         if not self.fresh:
             return
+        events = [event for _, _, event in self.fresh]
         try:
-            async with tx.transaction():
-                afterwards = await handle(tx, [event for _, _, event in self.fresh])
+            async with tx.transaction() if savepoints else contextlib.nullcontext():
+                afterwards = await handle(tx, events)
         except Exception as error:
-            if is_infrastructure(error):
+            if not savepoints or is_infrastructure(error):
                 raise
             topics = sorted({topic.name for topic, _, _ in self.fresh})
             LOG.warning("batch failed, retrying record by record", topics=topics, error=repr(error))
         else:
-            for name, count in Counter(event.topic for _, _, event in self.fresh).items():
+            for name, count in Counter(event.topic for event in events).items():
                 self.counts[name, "applied"] += count
             self._defer(afterwards)
             return

@@ -26,7 +26,7 @@ from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database import outage
 from slipway_common.database.postgres import Database
 from slipway_common.messaging.clients import Kafka, client_options
-from slipway_common.messaging.consume import Consumer, Fenced, Owned, apply, claim, reread
+from slipway_common.messaging.consume import Consumer, Fenced, Owned, Portion, apply, apply_together, claim, reread
 from slipway_common.messaging.partitions import Partitions, cluster_of
 from slipway_common.observability.telemetry import logger
 
@@ -208,29 +208,59 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
     # Records.
 
     async def consume(self, records: Sequence[Any]) -> None:
+        """Apply fetched records, in one transaction for all their partitions. If that fails, in one for each partition,
+        since one that was claimed by another process, or whose rows are locked, must not delay the others."""
         async with self._running:
+            portions = []
             for partition, group_ in groupby(records, key=attrgetter("partition")):
-                await self._consume_partition(partition, list(group_))
-
-    async def _consume_partition(self, partition: int, raw: list[Any]) -> None:
-        mine = self.owned.get(partition)
-        if mine is None:
-            return
-        try:
-            portion = await self.portion(partition, raw)
-            if portion is None:
+                if (portion := await self._portion(partition, list(group_))) is not None:
+                    portions.append(portion)
+            if len(portions) > 1 and await self._apply_together(portions):
                 return
+            for portion in portions:
+                await self._apply_alone(portion)
+
+    async def _portion(self, partition: int, raw: list[Any]) -> Portion | None:
+        """Records of a partition that may be applied; None if there are none, or the log cannot be read."""
+        mine = self.owned.get(partition)
+        try:
+            return await self.portion(partition, raw)
+        except Exception as error:
+            outage.warn(LOG, "position not checked", error, topic=self.name, partition=partition)
+            if mine is not None:
+                await self._recover(partition, mine, fenced=isinstance(error, Fenced))
+            return None
+
+    async def _apply_together(self, portions: Sequence[Portion]) -> bool:
+        """Apply records of several partitions in one transaction; False if it failed."""
+        try:
+            async with self.database.acquire() as db:
+                await apply_together(db, self.consumer, portions)
+        except Exception as error:
+            LOG.info("batch rolled back, applying each partition alone", topic=self.name, error=repr(error))
+            return False
+        for portion in portions:
+            self._applied(portion.partition, Owned(portion.owned.epoch, portion.end))
+        self.wake()
+        return True
+
+    async def _apply_alone(self, portion: Portion) -> None:
+        """Apply records of one partition."""
+        try:
             async with self.database.acquire() as db:
                 after = await apply(db, self.consumer, portion.owned, portion.records)
         except Exception as error:
-            outage.warn(LOG, "batch rolled back", error, topic=self.name, partition=partition)
-            await self._recover(partition, mine, fenced=isinstance(error, Fenced))
+            outage.warn(LOG, "batch rolled back", error, topic=self.name, partition=portion.partition)
+            await self._recover(portion.partition, portion.owned, fenced=isinstance(error, Fenced))
             return
+        self._applied(portion.partition, after)
+        self.wake()
+
+    def _applied(self, partition: int, after: Owned) -> None:
         self.sought.pop(partition, None)
         self.failures.pop(partition, None)
-        if self._still(partition, mine):  # otherwise it was reassigned meanwhile
+        if self._still(partition, after):  # otherwise it was reassigned meanwhile
             self.owned[partition] = after
-        self.wake()
 
     def _still(self, partition: int, mine: Owned) -> bool:
         now = self.owned.get(partition)

@@ -37,15 +37,19 @@ class Tombstone(msgspec.Struct, frozen=True):
     event: Any
 
 
-ENQUEUE: Final = """
-WITH given AS (
-    SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[])
+def insertion(first: int) -> str:
+    """End of a statement that begins with `WITH`: adds the events of the parameters from this one on, which `columns`
+    returns."""
+    ids, topics, types, subjects, keys, values, parents, at = (f"${place}" for place in range(first, first + 8))
+    return f"""event AS (
+    SELECT * FROM unnest({ids}::uuid[], {topics}::text[], {types}::text[], {subjects}::text[], {keys}::text[],
+        {values}::bytea[], {parents}::text[])
         WITH ORDINALITY AS g (event_id, topic, type, subject, key, value, traceparent, place)
 ), bumped AS (
     INSERT INTO outbox_subject AS s (topic, subject, revision, deleted)
     SELECT topic, subject, count(*) + (SELECT revision_base FROM incarnation),
         (array_agg(value IS NULL ORDER BY place DESC))[1]
-    FROM given GROUP BY topic, subject ORDER BY topic, subject
+    FROM event GROUP BY topic, subject ORDER BY topic, subject
     ON CONFLICT (topic, subject) DO UPDATE SET touched_at = slipway_clock(), deleted = excluded.deleted,
         revision = greatest(s.revision - (SELECT revision_base FROM incarnation), 0) + excluded.revision
     RETURNING topic, subject, revision
@@ -53,8 +57,11 @@ WITH given AS (
 INSERT INTO outbox (event_id, topic, type, subject, key, revision, value, at, traceparent)
 SELECT event_id, topic, type, subject, key,
     b.revision + 1 - row_number() OVER (PARTITION BY topic, subject ORDER BY place DESC),
-    value, coalesce($8, slipway_clock()), traceparent
-FROM given JOIN bumped b USING (topic, subject) ORDER BY place"""
+    value, coalesce({at}, slipway_clock()), traceparent
+FROM event JOIN bumped b USING (topic, subject) ORDER BY place"""
+
+
+ENQUEUE: Final = f"WITH {insertion(1)}"
 
 DEAD: Final = """
 INSERT INTO outbox (event_id, topic, type, subject, key, revision, value, at, traceparent, headers)
@@ -68,12 +75,16 @@ async def enqueue(tx: Connection, events: Sequence[Any], *, at: datetime | None 
     Alerts are recorded as rows. Notes that are too long are cut. Raises BadEvent for an event that no consumer would
     accept: it is too large for a batch, or one of its names or its subject is too long.
     """
-    if not events:
-        return
+    if events:
+        await tx.execute(ENQUEUE, *await columns(tx, events, at=at))
+
+
+async def columns(tx: Connection, events: Sequence[Any], *, at: datetime | None = None) -> list[Any]:
+    """Parameters of `insertion`, for events as `enqueue` adds them."""
     parents = [event.traceparent if isinstance(event, Traced) else current_trace() for event in events]
     bare = [event.event if isinstance(event, Traced) else event for event in events]
     recorded = await alerts.record(tx, bare)
-    columns: list[list[Any]] = [[] for _ in range(7)]
+    found: list[list[Any]] = [[] for _ in range(7)]
     for event, parent in zip(recorded, parents, strict=True):
         dead = isinstance(event, Tombstone)
         event = event.event if dead else event
@@ -85,9 +96,9 @@ async def enqueue(tx: Connection, events: Sequence[Any], *, at: datetime | None 
         if value is not None and (wrong := refusal(event, value)):
             value = _shortened(event, wrong)
         row = (new_id(), topic.name, event.type, subject, topic.key(event), value, child_of(parent))
-        for column, cell in zip(columns, row, strict=True):
+        for column, cell in zip(found, row, strict=True):
             column.append(cell)
-    await tx.execute(ENQUEUE, *columns, at)
+    return [*found, at]
 
 
 def _shortened(event: Any, wrong: str) -> bytes:

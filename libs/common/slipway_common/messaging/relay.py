@@ -51,7 +51,10 @@ RECORD: Final = (
     "sequence_number",
     "previous_sequence_number",
 )
-UNNUMBERED: Final = "SELECT id, topic, key FROM outbox WHERE sequence_number IS NULL ORDER BY id LIMIT 2000"
+# Acknowledged rows are deleted with it, since a round trip of their own would cost as much.
+UNNUMBERED: Final = """
+WITH acknowledged AS (DELETE FROM outbox WHERE id = ANY($1::bigint[]))
+SELECT id, topic, key FROM outbox WHERE sequence_number IS NULL ORDER BY id LIMIT 2000"""
 # The position is updated with the numbers and outlives the rows, so no number is assigned twice.
 NUMBER: Final = f"""
 WITH given AS (
@@ -76,14 +79,13 @@ SELECT o.* FROM unnest($1::text[], $2::integer[]) AS p (topic, partition) CROSS 
     WHERE sequence_number IS NOT NULL AND topic = p.topic AND partition = p.partition
     ORDER BY sequence_number LIMIT {ROWS_MAX}) o
 ORDER BY o.topic, o.partition, o.sequence_number"""
-ACKNOWLEDGED: Final = "DELETE FROM outbox WHERE id = ANY($1::bigint[])"
 PING: Final = "SELECT 1"
 
 # The server ends the lock session of a relay that stalls for longer. The relay queries it every second.
 STALLED_SECONDS: Final = 10.0
 PING_SECONDS_MAX: Final = 1.0
 CHECK_SECONDS: Final = 2.0
-TOGETHER_SECONDS: Final = 0.05  # for batches that were sent together, so that one statement deletes their rows
+TOGETHER_SECONDS: Final = 0.05  # for batches that were sent together, so that one round follows all of them
 LOG_EVERY: Final = 12  # failed batches in a row of a partition: one line a minute
 
 
@@ -252,10 +254,11 @@ class Publication:
         self._together_seconds = together_seconds
         self._places: dict[asyncio.Task[int], Place] = {}  # of batches in flight
         self._unsendable: Counter[str] = Counter()
+        self._acknowledged: list[int] = []  # ids of rows that the next round deletes
 
     async def round(self, db: Connection) -> int:
-        """Number new rows, send what can be sent, and delete the rows of acknowledged batches; returns the number of
-        rows that were numbered or acknowledged."""
+        """Delete the rows of batches that the last round found acknowledged, number new rows, and send what can be
+        sent; returns the number of rows that were numbered or acknowledged."""
         numbered = await self._number(db)
         self._queues.add(numbered)
         if places := self._queues.unloaded(self._clock()):
@@ -264,10 +267,9 @@ class Publication:
         if sends := self._start():
             await asyncio.wait(sends, timeout=self._together_seconds)
         self._producers.check_opened()
-        if acknowledged := self._take():
-            await db.execute(ACKNOWLEDGED, acknowledged)
+        self._acknowledged = self._take()
         self._gauge()
-        return len(numbered) + len(acknowledged)
+        return len(numbered) + len(self._acknowledged)
 
     async def idle(self, wake: asyncio.Event, seconds: float) -> None:
         """Wait until woken, until a batch in flight has ended, until a failed partition is due, or for `seconds`."""
@@ -287,7 +289,7 @@ class Publication:
 
     async def _number(self, db: Connection) -> Rows:
         """Assign sequence numbers to new rows; returns them in the order of LOWEST."""
-        unnumbered = await db.fetch(UNNUMBERED)
+        unnumbered = await db.fetch(UNNUMBERED, self._acknowledged)
         if not unnumbered:
             return []
         ids, topics, keys = zip(*unnumbered, strict=True)

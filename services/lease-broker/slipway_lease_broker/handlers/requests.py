@@ -16,7 +16,7 @@ from slipway_lease_broker.domain.exchange import Submission
 from slipway_lease_broker.domain.sender import Sender
 
 # The locks of a batch are held until it commits: a batch with more due pools is left to the loop.
-AT_ONCE_MAX: Final = 4
+AT_ONCE_MAX: Final = 16
 
 
 class LeaseCommandHandler:

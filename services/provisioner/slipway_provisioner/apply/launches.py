@@ -6,7 +6,7 @@ workers, lease; of a repeat the same, after the config, the pool, the guard and 
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -26,9 +26,10 @@ from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.prices import MachineKind
 from slipway_provisioner.domain.workers import Change, Worker, calling, cancelled, delayed, launch_failed, launched
 from slipway_provisioner.providers.port import Provider, Refused
-from slipway_provisioner.store import accounts, batches, configs, demand, leases, limits, pools, workers
-from slipway_provisioner.store.batches import Batch
+from slipway_provisioner.store import batches, configs, leases, limits, pools, starts, workers
+from slipway_provisioner.store.batches import Batch, KnownOutcome
 from slipway_provisioner.store.leases import Lease
+from slipway_provisioner.store.starts import Start
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,58 +63,62 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def start(
-    tx: Connection, lease_id: str, terms: Terms, providers: Mapping[str, Provider]
-) -> tuple[Batch, Account] | None:
-    """Store a batch; its call may be made after the commit. None if nothing may start under the lease now."""
-    config = await configs.startable(tx, await leases.config_of(tx, lease_id))
-    if config is None:
-        return None
-    account = await accounts.get(tx, config["account_id"])
-    kind = _kind(config, account)
-    locked = await limits.lock(tx, config["pool_id"], account.id)
-    lease = await leases.lock(tx, lease_id, skip_locked=True)
-    if lease is None or lease.state == LeaseState.ENDED:
-        return None
-    waiting = await workers.lock_leased(tx, lease_id)
-    if not waiting:
-        return None
-    waiting = waiting[: providers[account.provider].units_max(account)]  # the others start under the same lease
-    if not terms.suffices(lease, await pools.now(tx), terms.timeout(account)):
-        await leases.renew_one(tx, lease_id, renewal_pending_seconds=terms.clock_skew_seconds)
-        return None
-    admitted = await limiting.admit(tx, locked, kind, len(waiting), terms.tariff)
-    if admitted.reached is not None:
-        await _cancel(tx, waiting[admitted.units :], admitted.reached.text)
-        waiting = waiting[: admitted.units]
-    if not waiting:
-        return None
-    provider, body = providers[account.provider], call_body(config)
+    tx: Connection, lease_ids: Sequence[str], terms: Terms, providers: Mapping[str, Provider]
+) -> list[tuple[Batch, Account]]:
+    """Store a batch for each of these leases under which a call may start now; the calls may be made after the commit.
+
+    Of several leases, those are left out that would have to wait for a lock or are under a safety limit: none waits for
+    another. Start them alone.
+    """
+    shared = await starts.share(tx, lease_ids)
+    if not shared:
+        return []
+    locked = await limits.lock(tx, shared[0].pool_id, shared[0].account_id) if len(lease_ids) == 1 else []
+    started, calls, events = [], [], []
+    for each in await starts.lock(tx, shared):
+        provider, lease = providers[each.account.provider], each.lease
+        if not terms.suffices(lease, each.now, terms.timeout(each.account)):
+            await leases.renew_one(tx, lease.id, renewal_pending_seconds=terms.clock_skew_seconds)
+            continue
+        waiting = each.waiting[: provider.units_max(each.account)]  # the others start under the same lease
+        admitted = await limiting.admit(tx, locked, _kind(each.config, each.account), len(waiting), terms.tariff)
+        if admitted.reached is not None:
+            await _cancel(tx, waiting[admitted.units :], admitted.reached.text)
+            waiting = waiting[: admitted.units]
+        if not waiting:
+            continue
+        batch = _batch(each, len(waiting), terms, provider, admitted.price)
+        started.append((batch, each.account))
+        calls += [calling(worker, batch.id) for worker in waiting]
+        events += [leases.confirmation(lease)] if lease.state == LeaseState.RESERVED else []
+    if started:
+        await starts.write(tx, [batch for batch, _ in started], calls, events)
+    return started
+
+
+def _batch(start: Start, units: int, terms: Terms, provider: Provider, price: Decimal | None) -> Batch:
+    """The batch of a call."""
+    config, account, batch_id = start.config, start.account, new_id()
+    body = call_body(config)
     call = provider.call(account, body)
-    batch_id = new_id()
-    source = await demand.only_source(tx, config["pool_id"])
     values = user_data.values_of(
-        config, account, register_url=terms.register_url, batch_id=batch_id, source=source, ca=terms.ca
+        config, account, register_url=terms.register_url, batch_id=batch_id, source=start.source, ca=terms.ca
     )
     parts = user_data.render(config["user_data"], values)
-    batch = Batch(
+    return Batch(
         id=batch_id,
         launch_config_id=config["id"],
         pool_id=config["pool_id"],
         account_id=account.id,
-        lease_id=lease_id,
+        lease_id=start.lease.id,
         token=f"{account.deployment}-{batch_id}",
         body=body | {"user_data": list(parts)} | ({"call": dict(call)} if call else {}),
-        units=len(waiting),
+        units=units,
         timeout_seconds=terms.timeout(account),
         visibility_seconds=terms.visibility(provider, account),
         repeatable=provider.honours_tokens(account),
-        price=admitted.price,
+        price=price,
     )
-    await batches.insert(tx, batch)
-    await workers.save_without_events(tx, [calling(worker, batch_id) for worker in waiting])
-    if lease.state == LeaseState.RESERVED:
-        await leases.request_confirmation(tx, lease)
-    return batch, account
 
 
 async def may_repeat(tx: Connection, batch: Batch, terms: Terms) -> bool:
@@ -153,33 +158,34 @@ async def accept(tx: Connection, batch: Batch, account: Account, handle: str, te
 
 
 async def record_instances(
-    tx: Connection, batch: Batch, instance_ids: Sequence[str], *, providers: Mapping[str, Provider], looked_up: bool
+    tx: Connection,
+    replies: Sequence[tuple[Batch, Sequence[str]]],
+    *,
+    providers: Mapping[str, Provider],
+    looked_up: bool = False,
+    lock_seconds: float | None = None,
 ) -> list[Worker]:
-    """Record the instances that a call created; returns their workers. The intents without one were refused for lack
-    of capacity."""
-    intents = await _unrecorded(tx, batch)
-    if intents is None:
-        return []
-    now = await pools.now(tx)
-    binding = bind(intents, instance_ids)
-    account = await accounts.get(tx, batch.account_id)
-    provider = providers[account.provider]
-    console = partial(provider.console, account, batch.id)
-    changes = [
-        launched(worker, instance, now, looked_up=looked_up, console=console(instance))
-        for worker, instance in binding.bound
-    ]
-    partial_capacity = provider.failure(account, batch.body, "PartialCapacity", Scope.CAPACITY)
-    failed = await release(tx, binding.unbound, "launch_failed")
-    await _record(
-        tx,
-        batch,
-        "launched",
-        [*changes, *(launch_failed(w, partial_capacity, now) for w in failed)],
-        launched=len(instance_ids),
-        certain=not looked_up,
-    )
-    return [worker for worker, _ in changes]
+    """Record the instances that calls created; returns their workers. The intents without one were refused for lack of
+    capacity. Waits `lock_seconds` at most for a lock, if given."""
+    calls = await batches.lock_calls(tx, [batch.id for batch, _ in replies], lock_seconds=lock_seconds)
+    bound: list[Change] = []
+    failed: list[Change] = []
+    outcomes = []
+    for batch, instance_ids in replies:
+        if (call := calls.get(batch.id)) is None:
+            continue  # a late reply; the instance reaper terminates orphan instances
+        provider, binding = providers[call.account.provider], bind(call.intents, instance_ids)
+        for worker, instance in binding.bound:
+            console = provider.console(call.account, batch.id, instance)
+            bound.append(launched(worker, instance, call.now, looked_up=looked_up, console=console))
+        partial = provider.failure(call.account, batch.body, "PartialCapacity", Scope.CAPACITY)
+        for worker in await release(tx, binding.unbound, "launch_failed"):
+            failed.append(launch_failed(worker, partial, call.now))
+        outcomes.append(_known(batch, "launched", launched=len(instance_ids), certain=not looked_up))
+    if outcomes:
+        await workers.save(tx, [*bound, *failed])
+        await batches.known(tx, outcomes)
+    return [worker for worker, _ in bound]
 
 
 async def record_refusal(tx: Connection, batch: Batch, refused: Refused) -> None:
@@ -228,8 +234,12 @@ async def _record(
     """Record the outcome of a call. Unless it is `certain` that it launched no more, all its machines stay charged:
     what no listing shows may still appear."""
     await workers.save(tx, changes)
+    await batches.known(tx, [_known(batch, outcome, launched=launched, certain=certain)])
+
+
+def _known(batch: Batch, outcome: str, *, launched: int, certain: bool) -> KnownOutcome:
     charged = launched if certain else max(batch.units, launched)
-    await batches.known(tx, batch.id, outcome, charged=charged, unproven=charged - launched)
+    return KnownOutcome(batch.id, outcome, charged, unproven=charged - launched)
 
 
 async def _put_back(

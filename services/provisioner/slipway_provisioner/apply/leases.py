@@ -1,5 +1,6 @@
 """Changes of leases: bind a grant to waiting intents, return intents to the queue at its end, release units once."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,17 +14,19 @@ from slipway_provisioner.store import leases, pools, workers
 UNITS_MAX: Final = 1_000_000  # of a request
 
 
-async def bind(tx: Connection, grant: LeaseGranted, traceparent: str) -> None:
-    """Bind a new grant to the intents that wait for it, oldest first, and release the units that none needs. The lease
-    and its request are locked."""
-    config_id = await leases.requested_config(tx, grant.request_id)
-    if not await leases.insert(tx, grant, config_id or "", traceparent):
-        return
-    waiting = [] if config_id is None else await workers.lock_waiting(tx, grant.request_id, grant.units)
-    await workers.save_without_events(tx, [admitted(worker, grant.lease_id) for worker in waiting])
-    await leases.take(tx, grant.request_id, len(waiting))
-    if len(waiting) < grant.units:
-        await leases.release(tx, grant.lease_id, grant.units - len(waiting), "surplus")
+async def bind(tx: Connection, grants: Sequence[tuple[LeaseGranted, str]]) -> None:
+    """Bind new grants, each of another request, to the intents that wait for them, oldest first, and release the units
+    that none needs. The leases and their requests are locked. With each comes its trace."""
+    new = await leases.grant(tx, grants)
+    by_request = {grant.request_id: grant for grant, _ in grants if grant.lease_id in new}
+    waiting = await workers.lock_waiting_for(tx, {id_: grant.units for id_, grant in by_request.items()})
+    bound = [admitted(worker, by_request[worker.request_id].lease_id) for worker in waiting if worker.request_id]
+    taken = Counter(worker.request_id for worker in bound if worker.request_id)
+    if bound:
+        await leases.bind(tx, bound, taken)
+    for request_id, grant in sorted(by_request.items(), key=lambda item: item[1].lease_id):
+        if taken[request_id] < grant.units:
+            await leases.release(tx, grant.lease_id, grant.units - taken[request_id], "surplus")
 
 
 async def end(tx: Connection, event: LeaseReleased | LeaseExpired | LeaseLost, reason: str) -> None:

@@ -17,6 +17,7 @@ from slipway_provisioner.domain.reachability import (
     waits_for_its_call,
 )
 from slipway_provisioner.store import accounts, batches, demand, pools, reachability, workers
+from slipway_provisioner.store.batches import KnownOutcome
 
 
 class UnknownAccount(Exception):
@@ -107,7 +108,7 @@ async def settle_calls(tx: Connection) -> bool:
         await reachability.record(tx, [machine(worker) for worker in left])
         changes = [settled(worker, now) for worker in await release(tx, left, UNREACHABLE)]
         await workers.save(tx, changes)
-        await batches.known(tx, batch_id, UNREACHABLE, charged=len(intents), unproven=len(left))
+        await batches.known(tx, [KnownOutcome(batch_id, UNREACHABLE, charged=len(intents), unproven=len(left))])
     return True
 
 

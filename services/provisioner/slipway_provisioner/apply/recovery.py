@@ -35,7 +35,7 @@ from slipway_provisioner.store import (
     workspace_listings,
     workspace_runs,
 )
-from slipway_provisioner.store.batches import Batch
+from slipway_provisioner.store.batches import Batch, KnownOutcome
 
 RESTORED: Final[AlertIdentity] = {
     "dedup_key": alert_key("provisioner", "database-restored"),
@@ -162,7 +162,7 @@ async def _restore_batch(tx: Connection, batch_id: str, revision: LiveRevision, 
         repeatable=False,
     )
     await batches.insert(tx, batch)
-    await batches.known(tx, batch_id, "adopted", charged=units)
+    await batches.known(tx, [KnownOutcome(batch_id, "adopted", charged=units)])
 
 
 def _worker(orphan: Orphan, revision: LiveRevision, decision_id: str) -> Worker:

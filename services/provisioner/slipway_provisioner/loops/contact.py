@@ -11,6 +11,7 @@ from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider, Refused
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import throttling
+from slipway_provisioner.store.reachability import unanswered_since
 
 LOG = logger(__name__)
 
@@ -29,9 +30,13 @@ async def probe(database: Database, provider: Provider, account: Account, settin
 
 
 async def answered(database: Database, account_id: str) -> None:
-    """Record an answer of an account."""
-    async with database.acquire() as db, db.transaction():
-        await reachability.answered(db, account_id)
+    """Record an answer of an account, if a call was left unanswered since the last one: a transaction for nothing would
+    follow each call."""
+    async with database.acquire() as db:
+        if await unanswered_since(db, account_id) is None:
+            return
+        async with db.transaction():
+            await reachability.answered(db, account_id)
 
 
 async def throttled(database: Database, account_id: str, settings: Settings) -> None:

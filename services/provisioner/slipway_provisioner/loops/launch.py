@@ -6,6 +6,7 @@ recorded here; calls of unknown outcome are resolved by loops/resolve.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from slipway_api.events.worker import Scope
@@ -17,6 +18,7 @@ from slipway_provisioner.apply import launches
 from slipway_provisioner.domain import user_data
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.loops import contact
+from slipway_provisioner.loops.group_commit import GroupCommit
 from slipway_provisioner.providers.port import Accepted, CreateRequest, OutcomeUnknown, Provider, Refused
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import batches, leases
@@ -26,6 +28,9 @@ LOG = logger(__name__)
 
 # Rejections that precede the provider's token check: they prove nothing about the first call.
 REJECTED_BEFORE_TOKEN_CHECK: Final = frozenset({Scope.LIMITER, Scope.CREDENTIAL})
+
+LOCK_SECONDS: Final = 0.05
+"""Longest wait for a lock of replies that are recorded together. Then each is recorded alone."""
 
 
 class Launcher:
@@ -46,6 +51,7 @@ class Launcher:
         self.providers = providers
         self.calls: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Semaphore(settings.starts_at_once)
+        self._replies = GroupCommit(partial(self._record, lock_seconds=LOCK_SECONDS), self._record)
 
     async def launch_next(self, database: Database) -> bool:
         """Start admitted calls up to the limit; False if none was started."""
@@ -58,25 +64,38 @@ class Launcher:
                 call_timeout_seconds=self.terms.call_timeout_seconds,
                 clock_skew_seconds=self.terms.clock_skew_seconds,
             )
-        # Each start takes several statements, and may wait for locks: one after another they would queue.
-        return any(await asyncio.gather(*(self._begin(database, lease_id) for lease_id in candidates[:free])))
+        candidates = candidates[:free]
+        started = await self._begin(database, candidates) if len(candidates) > 1 else set()
+        # The others, which have to wait for locks, wait beside each other.
+        alone = [lease_id for lease_id in candidates if lease_id not in started]
+        return bool(started.union(*await asyncio.gather(*(self._begin_alone(database, each) for each in alone))))
 
-    async def _begin(self, database: Database, lease_id: str) -> bool:
-        """Start a call under a lease and begin to make it; False if nothing may start under it now."""
-        async with self._starting, database.acquire() as db:
-            began = monotonic_seconds()
-            start = await self._start(db, lease_id)
-        if start is None:
-            return False
-        task = asyncio.create_task(self._call(database, *start, began=began))
-        self.calls.add(task)
-        task.add_done_callback(self.calls.discard)
-        return True
+    async def _begin_alone(self, database: Database, lease_id: str) -> set[str]:
+        async with self._starting:
+            return await self._begin(database, [lease_id])
 
-    async def _start(self, db: Connection, lease_id: str) -> tuple[Batch, Account] | None:
-        """Commit the batch, after which its call may be made. None if nothing may start under the lease now."""
+    async def _begin(self, database: Database, lease_ids: Sequence[str]) -> set[str]:
+        """Start calls under leases in one transaction and begin to make them; returns the leases. Of several leases
+        none is started if one of them fails."""
+        began = monotonic_seconds()
+        try:
+            async with database.acquire() as db:
+                started = await self._start(db, lease_ids)
+        except Exception as error:
+            if len(lease_ids) == 1:
+                raise
+            LOG.info("starting each call alone", error=repr(error))
+            return set()
+        for batch, account in started:
+            task = asyncio.create_task(self._call(database, batch, account, began=began))
+            self.calls.add(task)
+            task.add_done_callback(self.calls.discard)
+        return {batch.lease_id for batch, _ in started}
+
+    async def _start(self, db: Connection, lease_ids: Sequence[str]) -> list[tuple[Batch, Account]]:
+        """Commit batches, after which their calls may be made."""
         async with db.transaction():
-            return await launches.start(db, lease_id, self.terms, self.providers)
+            return await launches.start(db, lease_ids, self.terms, self.providers)
 
     async def _call(self, database: Database, batch: Batch, account: Account, *, began: float) -> None:
         """Make the call and record its outcome if it is certain. Never raises: failures are resolved later."""
@@ -132,7 +151,7 @@ class Launcher:
                     await launches.accept(db, batch, account, reply.handle, self.terms)
             else:
                 metrics.CALLS.labels(account.id, "ok", "").inc()
-                await self.record(database, batch, reply)
+                await self._replies.commit(database, (batch, reply))
             await contact.answered(database, account.id)
         if looked_up:
             async with database.acquire() as db:
@@ -156,9 +175,19 @@ class Launcher:
         self, database: Database, batch: Batch, instance_ids: Sequence[str], *, looked_up: bool = False
     ) -> None:
         """Record the instances of a call, unless its outcome is recorded."""
+        await self._record(database, [(batch, instance_ids)], looked_up=looked_up)
+
+    async def _record(
+        self,
+        database: Database,
+        replies: Sequence[tuple[Batch, Sequence[str]]],
+        *,
+        looked_up: bool = False,
+        lock_seconds: float | None = None,
+    ) -> None:
         async with database.acquire() as db, db.transaction():
             launched = await launches.record_instances(
-                db, batch, instance_ids, providers=self.providers, looked_up=looked_up
+                db, replies, providers=self.providers, looked_up=looked_up, lock_seconds=lock_seconds
             )
         for worker in launched:
             if worker.launched_at is not None:

@@ -59,15 +59,24 @@ class Planner:
 
         def add() -> None:
             if len(planners) < planners_max:
-                planners.append(asyncio.create_task(plan()))
+                planners.append(asyncio.create_task(plan(due=bool(planners))))
 
-        async def plan() -> bool:
+        async def plan(*, due: bool) -> bool:
+            def claimed() -> None:
+                nonlocal due
+                due = True
+                add()
+
             while monotonic_seconds() < until:
+                # Mostly there are none: that is found at less cost than by an attempt to claim one.
+                if not (due or await marks.are_due(database)):
+                    return False
+                due = False
                 if not await plan_next(
                     database,
                     settings=self._settings,
                     calculator_unavailable_seconds=self._calculator_unavailable_seconds,
-                    claimed=add,
+                    claimed=claimed,
                     lock_seconds=self._lock_seconds,
                 ):
                     return False
@@ -87,7 +96,7 @@ class Planner:
 
 
 def _nothing() -> None:
-    """Take no notice of a claimed pool."""
+    """Start no other planner."""
 
 
 async def plan_next(
@@ -99,7 +108,7 @@ async def plan_next(
     lock_seconds: float = LOCK_SECONDS,
 ) -> bool:
     """Plan one dirty pool under its lock and commit the plan; False if no pool is dirty. `claimed` is called once a
-    pool is locked."""
+    pool is locked, if others are dirty."""
     pool_id: str | None = None
     try:
         async with database.acquire() as db, db.transaction():
@@ -107,7 +116,8 @@ async def plan_next(
             if dirty is None:
                 return False
             pool_id = dirty.pool_id
-            claimed()
+            if dirty.more:
+                claimed()
             observed, now = await pools.observe(
                 db,
                 dirty=dirty,

@@ -1,5 +1,6 @@
 """Launch batches: committed provider calls and their outcomes."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -9,9 +10,11 @@ import sqlalchemy as sa
 
 from slipway_api.http.provisioner.workers import LaunchBatch
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, names, seconds
+from slipway_common.database.sql import Statement, arrays, columns, names, seconds
+from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.launching import BatchState
-from slipway_provisioner.store import accounts
+from slipway_provisioner.domain.workers import Worker
+from slipway_provisioner.store import accounts, workers
 from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.tables import launch_batch
 
@@ -54,6 +57,23 @@ class Overdue(msgspec.Struct, frozen=True):
     listed: bool
 
 
+class OpenCall(msgspec.Struct, frozen=True):
+    """A locked call whose outcome is not recorded: its account, all of its intents, and the time after the lock."""
+
+    account: Account
+    intents: list[Worker]
+    now: datetime
+
+
+class KnownOutcome(msgspec.Struct, frozen=True):
+    """A certain outcome of a call, and how many machines count towards limits, with those that were never seen."""
+
+    id: str
+    outcome: str
+    charged: int
+    unproven: int = 0
+
+
 C: Final = launch_batch.c
 FIELDS: Final = C[Batch.__struct_fields__]
 CALL: Final = C[
@@ -90,18 +110,19 @@ _ONE: Final = sa.select(*FIELDS).where(C.id == sa.bindparam("id"))
 GET: Final = Statement(_ONE)
 LOCK: Final = Statement(_ONE.with_for_update())
 # User data, up to 16 KB, are needed for repeats only.
-KNOWN: Final = Statement(
-    sa.update(launch_batch)
-    .where(_ID)
-    .values(
-        state=BatchState.KNOWN,
-        outcome=sa.bindparam("result"),
-        known_at=_NOW,
-        charged=sa.bindparam("charged_units"),
-        unproven=sa.bindparam("unproven_units"),
-        body=C.body.op("-")(sa.literal_column("'user_data'")),
-    )
-)
+_KNOWN: Final = ("id", "outcome", "charged", "unproven")
+KNOWN: Final = f"""
+UPDATE launch_batch b SET state = '{BatchState.KNOWN}', outcome = k.outcome, known_at = slipway_clock(),
+    charged = k.charged, unproven = k.unproven, body = b.body - 'user_data'
+FROM unnest({arrays(C[_KNOWN])}) AS k ({", ".join(_KNOWN)}) WHERE b.id = k.id"""
+LOCK_CALLS: Final = "SELECT lock_calls($1::uuid[], $2)"
+# With a row for each intent, or one without if there is none.
+CALLS: Final = f"""
+SELECT b.id AS call_id, slipway_clock() AS now, (SELECT row_to_json(a) FROM (
+        SELECT {names(accounts.COLUMNS)}, (SELECT id FROM deployment) AS deployment
+        FROM account WHERE id = b.account_id) AS a) AS account, {names(workers.FIELDS, "w.")}
+FROM launch_batch b LEFT JOIN worker w ON w.batch_id = b.id
+WHERE b.id = ANY($1::uuid[]) AND b.state = '{BatchState.CALLING}' ORDER BY b.id, w.id"""
 REPEATED: Final = Statement(sa.update(launch_batch).where(_ID).values(called_at=_NOW, called_seconds=C.timeout_seconds))
 # Another attempt may have repeated the call meanwhile: that call counts.
 NOT_REPEATABLE: Final = Statement(
@@ -181,11 +202,23 @@ def described(batch: Batch) -> LaunchBatch:
     return LaunchBatch(**shown | {"price": None if batch.price is None else str(batch.price)})
 
 
-async def known(tx: Connection, batch_id: str, outcome: str, *, charged: int, unproven: int = 0) -> None:
-    """Record a certain outcome, and how many machines count towards limits, with those that were never seen. The batch
-    is locked."""
-    arguments = KNOWN.arguments(batch_id=batch_id, result=outcome, charged_units=charged, unproven_units=unproven)
-    await tx.execute(KNOWN.text, *arguments)
+async def lock_calls(tx: Connection, batch_ids: Sequence[str], *, lock_seconds: float | None) -> dict[str, OpenCall]:
+    """Lock batches whose outcome is not recorded, with their intents. Nothing in the transaction waits longer than
+    `lock_seconds` for a lock [default: the session's time]."""
+    timeout = None if lock_seconds is None else f"{lock_seconds * 1000:.0f}ms"
+    await tx.execute(LOCK_CALLS, batch_ids, timeout)
+    calls: dict[str, OpenCall] = {}
+    for row in await tx.fetch(CALLS, batch_ids):
+        call_id, now, account, *values = row.values()
+        call = calls.setdefault(str(call_id), OpenCall(msgspec.convert(account, Account), [], now))
+        if row["id"] is not None:
+            call.intents.append(workers.from_row(dict(zip(Worker.__struct_fields__, values, strict=True))))
+    return calls
+
+
+async def known(tx: Connection, outcomes: Sequence[KnownOutcome]) -> None:
+    """Record certain outcomes. The batches are locked."""
+    await tx.execute(KNOWN, *columns(outcomes, _KNOWN).values())
 
 
 async def repeated(tx: Connection, batch_id: str) -> None:

@@ -67,9 +67,10 @@ LOCK: Final = Statement(
     .with_for_update(key_share=True)
 )
 # Shared with every other start; excluded by a pause, freeze, drain, archive, launch stop or change of mode.
-SHARE: Final = """
+FOR_START: Final = "FOR SHARE OF p, n, c, g"
+SHARE: Final = f"""
 SELECT FROM worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
-WHERE c.id = $1 AND p.id = c.pool_id AND n.name = c.name FOR SHARE OF p, n, c, g"""
+WHERE c.id = $1 AND p.id = c.pool_id AND n.name = c.name {FOR_START}"""
 MAY_START: Final = f"""c.state = 'active' AND NOT n.paused AND p.mode IN ('enforce', 'canary') AND NOT p.paused
     AND NOT p.frozen AND NOT p.deleted AND NOT {accounts.unreachable("c")} AND NOT {accounts.refuses_terminations("c")}
     AND NOT EXISTS (

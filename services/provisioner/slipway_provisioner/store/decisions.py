@@ -71,20 +71,23 @@ later AS (
         SELECT FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() + $11 * interval '1 s'))"""
 DECIDE: Final = f"{_DECIDE}\nSELECT"
 INTENT: Final = ("id", "launch_config_id", "probe_permit", "request_id", "requested_at", "traceparent")
+# The events are part of it as well: rows that it locks are the pool's, which is locked, and new ones.
 LAUNCH: Final = f"""{_DECIDE},
 drawn AS (UPDATE worker_pool SET drawn = drawn + $3, attempted_at = slipway_clock() WHERE id = $1),
 requested AS (
     INSERT INTO lease_request (id, lease_pool_id, pool_id, launch_config_id, units, traceparent)
     SELECT id, lease_pool_id, $1, launch_config_id, units, traceparent
     FROM unnest({arrays([lease_request.c[name] for name in LeaseRequest.__struct_fields__], 12)})
-        AS r ({", ".join(LeaseRequest.__struct_fields__)}))
+        AS r ({", ".join(LeaseRequest.__struct_fields__)})),
+launched AS (
 INSERT INTO worker (pool_id, decision_id, state, account_id, image_revision, task_slots, {", ".join(INTENT)},
     {", ".join(usage.COPIES)})
 SELECT $1, $2, '{State.REQUESTED}', c.account_id, c.image_revision, n.task_slots, {", ".join(f"i.{f}" for f in INTENT)},
     {", ".join(usage.COPIES.values())}
 FROM unnest({arrays([worker.c[name] for name in INTENT], 17)}) AS i ({", ".join(INTENT)})
 JOIN launch_config c ON c.id = i.launch_config_id JOIN launch_config_name n ON n.name = c.name
-JOIN account a ON a.id = c.account_id"""
+JOIN account a ON a.id = c.account_id),
+{outbox.insertion(17 + len(INTENT))}"""
 
 
 async def write(
@@ -109,14 +112,16 @@ async def write(
         await tx.execute(DECIDE, *arguments)
         return
     intents = columns([worker for worker, _ in changes], INTENT)
-    await tx.execute(LAUNCH, *arguments, *columns(requests, LeaseRequest.__struct_fields__).values(), *intents.values())
+    requested = columns(requests, LeaseRequest.__struct_fields__)
     events: list[Any] = [
         LeaseRequested(lease_pool_id=each.lease_pool_id, request_id=each.id, units=each.units, tenant=pool_id)
         for each in requests
     ]
     parents = [each.traceparent for each in requests] + [worker.traceparent for worker, _ in changes]
     events += [event for _, event in changes]
-    await outbox.enqueue(tx, [outbox.Traced(*each) for each in zip(events, parents, strict=True)])
+    traced = [outbox.Traced(*each) for each in zip(events, parents, strict=True)]
+    added = await outbox.columns(tx, traced)
+    await tx.execute(LAUNCH, *arguments, *requested.values(), *intents.values(), *added)
 
 
 async def adopted(tx: Connection, pool_id: str, *, by: str) -> str:

@@ -8,6 +8,7 @@ from slipway_api.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVIN
 from slipway_api.events.scopes import NEW_SHARED_WINDOWS
 from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain.fairness import WOKEN
+from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.store.columns import states
 
 # Columns of a launch config: keys of what it shares with others, as events/scopes makes them.
@@ -131,11 +132,12 @@ END $$"""
 # the pool dirty again.
 # In the order of the marks, so that it ends at the first free pool, however many are dirty.
 # Nothing is planned before the relay has compared this database with the log on the running server.
+# `more`: other pools are due as well.
 # The rest of the transaction waits for no lock longer than `timeout`, and executes its statements by plans that fit any
 # parameters: to plan those of one decision anew takes longer than to execute them.
 CLAIM_DIRTY: Final = f"""
 CREATE FUNCTION claim_dirty(
-    timeout text, OUT claimed_id text, OUT reasons text[], OUT since timestamptz
+    timeout text, OUT claimed_id text, OUT reasons text[], OUT since timestamptz, OUT more boolean
 ) LANGUAGE plpgsql AS $$ BEGIN
     SELECT p.id INTO claimed_id FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id
     WHERE d.due_at <= slipway_clock()
@@ -144,7 +146,9 @@ CREATE FUNCTION claim_dirty(
     PERFORM set_config('lock_timeout', timeout, true), set_config('plan_cache_mode', 'force_generic_plan', true);
     WITH unmarked AS (
         DELETE FROM dirty_pool WHERE pool_id = claimed_id AND due_at <= slipway_clock() RETURNING reason, due_at)
-    SELECT coalesce(array_agg(reason), '{{}}'), min(due_at) INTO reasons, since FROM unmarked;
+    SELECT coalesce(array_agg(reason), '{{}}'), min(due_at), EXISTS (
+        SELECT FROM dirty_pool WHERE due_at <= slipway_clock() AND pool_id <> claimed_id)
+    INTO reasons, since, more FROM unmarked;
 END $$"""
 # Mark the pools dirty whose last plan lacked headroom of their own launch configs, and those that a planner holds: it
 # may be making such a plan of older usage. The others are locked until the caller commits what may be planned then.
@@ -157,7 +161,22 @@ BEGIN
     WHERE given.id <> ALL(free) OR EXISTS (SELECT FROM pool_balance b WHERE b.pool_id = given.id AND b.short)
     ORDER BY given.id;
 END $$"""
-MARKING: Final = (CLAIM_DIRTY, MARK_SHORT)
+# Lock leases, then requests.
+LOCK_LEASES: Final = """
+CREATE FUNCTION lock_leases(lease_ids text[], request_ids text[]) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+    PERFORM FROM lease WHERE id = ANY(lease_ids) ORDER BY id FOR UPDATE;
+    PERFORM FROM lease_request WHERE id = ANY(request_ids) ORDER BY id FOR UPDATE;
+END $$"""
+# Lock batches whose outcome is not recorded, then their intents; what they are is read in a later statement. Nothing
+# in the transaction waits longer than `timeout` for a lock, if it is given, and its statements have kept plans.
+LOCK_CALLS: Final = f"""
+CREATE FUNCTION lock_calls(batch_ids uuid[], timeout text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+    PERFORM set_config('lock_timeout', coalesce(timeout, current_setting('lock_timeout')), true),
+        set_config('plan_cache_mode', 'force_generic_plan', true);
+    PERFORM FROM launch_batch WHERE id = ANY(batch_ids) AND state = '{BatchState.CALLING}' ORDER BY id FOR UPDATE;
+    PERFORM FROM worker WHERE batch_id = ANY(batch_ids) ORDER BY id FOR UPDATE;
+END $$"""
+LOCKING: Final = (CLAIM_DIRTY, MARK_SHORT, LOCK_CALLS, LOCK_LEASES)
 # Transition tables have no column list, so a statement trigger on updates would fire for each heartbeat. This one does
 # not: a heartbeat sets none of its columns.
 COUNTERS: Final = (

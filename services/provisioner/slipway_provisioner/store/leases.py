@@ -1,6 +1,6 @@
 """Leases of the provisioner: pending requests, granted leases, and the release of each unit, once."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -25,9 +25,10 @@ from slipway_api.events.lifecycle import WAITING
 from slipway_api.http.provisioner.workers import WorkerLease
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array, names, seconds
+from slipway_common.database.sql import Statement, array, arrays, columns, names, seconds
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.launching import LeaseState
+from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store.clock import NOW, overdue
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.configs import MAY_START
@@ -71,22 +72,13 @@ _LIVE: Final = C.state != LeaseState.ENDED
 _ONE: Final = sa.select(*FIELDS).where(_ID)
 GET: Final = Statement(_ONE)
 LOCK: Final = Statement(_ONE.with_for_update())
-TRY_LOCK: Final = Statement(_ONE.with_for_update(skip_locked=True))
-CONFIG_OF: Final = Statement(sa.select(C.launch_config_id).where(_ID))
-LOCK_MANY: Final = Statement(
-    sa.select(C.id).where(C.id == sa.any_(array("ids", C.id))).order_by(C.id).with_for_update()
-)
-_EXPIRES: Final = sa.bindparam("expires", type_=C.expires_at.type)
-CONFIRM: Final = Statement(
-    sa.update(lease)
-    .where(_ID, _LIVE)
-    .values(
-        state=LeaseState.CONFIRMED,
-        fencing_token=sa.bindparam("token"),
-        expires_at=_EXPIRES,
-        ttl_seconds=sa.func.greatest(0.1, sa.extract("epoch", _EXPIRES - sa.func.slipway_clock())),
-    )
-)
+LOCK_ALL: Final = "SELECT lock_leases($1, $2)"
+_CONFIRMED: Final = C["id", "fencing_token", "expires_at"]
+CONFIRM: Final = f"""
+UPDATE lease l SET state = '{LeaseState.CONFIRMED}', fencing_token = c.fencing_token, expires_at = c.expires_at,
+    ttl_seconds = greatest(0.1, extract(epoch FROM c.expires_at - slipway_clock()))
+FROM unnest({arrays(_CONFIRMED)}) AS c ({names(_CONFIRMED)})
+WHERE l.id = c.id AND l.state <> '{LeaseState.ENDED}'"""
 _NEW: Final[dict[str, Any]] = {field.name: sa.bindparam(field.name) for field in FIELDS if field.name != "renewed_at"}
 INSERT: Final = Statement(
     postgresql.insert(lease)
@@ -94,6 +86,15 @@ INSERT: Final = Statement(
     .on_conflict_do_nothing(index_elements=[C.id])
     .returning(sa.true())
 )
+_GRANTED: Final = C[
+    "id", "request_id", "lease_pool_id", "fencing_token", "units", "expires_at", "hold_until", "traceparent"
+]
+# Without a launch config if their request is unknown.
+GRANT: Final = f"""
+INSERT INTO lease ({names(_GRANTED)}, granted_units, state, launch_config_id)
+SELECT {names(_GRANTED, "g.")}, g.units, '{LeaseState.RESERVED}', coalesce(r.launch_config_id, '')
+FROM unnest({arrays(_GRANTED)}) AS g ({names(_GRANTED)}) LEFT JOIN lease_request r ON r.id = g.request_id
+ORDER BY g.id ON CONFLICT (id) DO NOTHING RETURNING id"""
 # It has no fencing token until the broker has charged it; until then it is neither renewed nor released.
 INSERT_UNLEASED: Final = Statement(sa.insert(lease).values(_NEW))
 END: Final = Statement(sa.update(lease).where(_ID).values(state=LeaseState.ENDED, units=0))
@@ -130,7 +131,6 @@ INSERT_REQUEST: Final = Statement(
         {field.name: sa.bindparam(field.name) for field in REQUEST if field.name != "sent_at"}
     )
 )
-LOCK_REQUESTS: Final = Statement(sa.select(REQUEST.id).where(_REQUESTS).order_by(REQUEST.id).with_for_update())
 REQUESTS_OF: Final = Statement(
     sa.select(REQUEST.id)
     .where(REQUEST.id.in_(sa.select(worker.c.request_id).where(worker.c.id == sa.any_(array("ids", worker.c.id)))))
@@ -150,6 +150,14 @@ WITH ended AS (DELETE FROM lease_request WHERE id = $1 AND units <= $2 RETURNING
 left_over AS (
     UPDATE lease_request SET units = units - $2 WHERE id = $1 AND units > $2 RETURNING lease_pool_id, traceparent)
 SELECT * FROM ended UNION ALL SELECT * FROM left_over"""
+# A unit of a lease for each of these intents, and the units of their requests.
+BIND: Final = """
+WITH taken AS (SELECT * FROM unnest($3::text[], $4::integer[]) AS t (id, units)),
+ended AS (DELETE FROM lease_request r USING taken t WHERE r.id = t.id AND r.units <= t.units),
+left_over AS (
+    UPDATE lease_request r SET units = r.units - t.units FROM taken t WHERE r.id = t.id AND r.units > t.units)
+UPDATE worker w SET lease_id = b.lease_id, holds_unit = true
+FROM unnest($1::uuid[], $2::text[]) AS b (id, lease_id) WHERE w.id = b.id"""
 DELETE_REQUEST: Final = Statement(sa.delete(lease_request).where(_REQUESTS))
 RESEND: Final = f"""
 UPDATE lease_request r SET sent_at = slipway_clock() WHERE r.id IN (
@@ -168,15 +176,8 @@ async def candidates(db: Connection, *, call_timeout_seconds: float, clock_skew_
     return [row["id"] for row in await db.fetch(text)]
 
 
-async def config_of(db: Connection, lease_id: str) -> str:
-    """Config that a lease admits starts of; it never changes."""
-    config_id: str = await db.fetchval(CONFIG_OF.text, *CONFIG_OF.arguments(lease_id=lease_id))
-    return config_id
-
-
-async def lock(tx: Connection, lease_id: str, *, skip_locked: bool = False) -> Lease | None:
-    statement = TRY_LOCK if skip_locked else LOCK
-    row = await tx.fetchrow(statement.text, *statement.arguments(lease_id=lease_id))
+async def lock(tx: Connection, lease_id: str) -> Lease | None:
+    row = await tx.fetchrow(LOCK.text, *LOCK.arguments(lease_id=lease_id))
     return None if row is None else Lease(**row)
 
 
@@ -192,8 +193,7 @@ def described(lease: Lease) -> WorkerLease:
 
 async def lock_all(tx: Connection, lease_ids: Iterable[str], request_ids: Iterable[str]) -> None:
     """Lock leases, then requests, before several are changed."""
-    await tx.execute(LOCK_MANY.text, *LOCK_MANY.arguments(ids=sorted(set(lease_ids))))
-    await tx.execute(LOCK_REQUESTS.text, *LOCK_REQUESTS.arguments(ids=sorted(set(request_ids))))
+    await tx.execute(LOCK_ALL, sorted(set(lease_ids)), sorted(set(request_ids)))
 
 
 async def lock_of(tx: Connection, worker_ids: Sequence[str]) -> list[str]:
@@ -246,21 +246,17 @@ async def cancel(tx: Connection, request_id: str, units: int, reason: str) -> No
     await outbox.enqueue(tx, [outbox.Traced(event, row["traceparent"])])
 
 
-async def insert(tx: Connection, event: LeaseGranted, launch_config_id: str, traceparent: str) -> bool:
-    """Store a grant; False if it is known."""
-    arguments = INSERT.arguments(
-        id=event.lease_id,
-        request_id=event.request_id,
-        lease_pool_id=event.lease_pool_id,
-        launch_config_id=launch_config_id,
-        fencing_token=event.fencing_token,
-        units=event.units,
-        state=LeaseState.RESERVED,
-        expires_at=event.expires_at,
-        hold_until=event.hold_until,
-        traceparent=traceparent,
-    )
-    return bool(await tx.fetchval(INSERT.text, *arguments))
+async def grant(tx: Connection, grants: Sequence[tuple[LeaseGranted, str]]) -> set[str]:
+    """Store grants, each with its trace; returns the ids of those that are not known."""
+    events = [event for event, _ in grants]
+    values = columns(events, ("lease_id", *(field.name for field in _GRANTED[1:-1])))
+    return {row["id"] for row in await tx.fetch(GRANT, *values.values(), [trace for _, trace in grants])}
+
+
+async def bind(tx: Connection, admitted: Sequence[Worker], taken: Mapping[str, int]) -> None:
+    """Store the leases that intents start under, and subtract the units `taken` from requests. All are locked."""
+    bound = columns(admitted, ("id", "lease_id")).values()
+    await tx.execute(BIND, *bound, list(taken), list(taken.values()))
 
 
 async def insert_ended(
@@ -303,18 +299,19 @@ async def insert_unleased(
     await outbox.enqueue(tx, [outbox.Traced(started, traceparent)])
 
 
-async def request_confirmation(tx: Connection, lease: Lease) -> None:
-    """Request the confirmation of a grant, whose call is committed. The broker's reply changes the row."""
+def confirmation(lease: Lease) -> outbox.Traced:
+    """Request for the confirmation of a grant, whose call is committed. The broker's reply changes the row."""
     event = LeaseConfirmRequested(
         lease_pool_id=lease.lease_pool_id, lease_id=lease.id, fencing_token=lease.fencing_token
     )
-    await outbox.enqueue(tx, [outbox.Traced(event, lease.traceparent)])
+    return outbox.Traced(event, lease.traceparent)
 
 
-async def confirm(tx: Connection, event: LeaseConfirmed) -> None:
-    """Record a confirmation, a renewal, or the charge of an unleased launch. Ended leases stay ended."""
-    arguments = CONFIRM.arguments(lease_id=event.lease_id, expires=event.expires_at, token=event.fencing_token)
-    await tx.execute(CONFIRM.text, *arguments)
+async def confirm(tx: Connection, events: Sequence[LeaseConfirmed]) -> None:
+    """Record confirmations, renewals, and charges of unleased launches, of a lease the last one. Ended leases stay
+    ended."""
+    last = {event.lease_id: event for event in events}
+    await tx.execute(CONFIRM, *columns(list(last.values()), ("lease_id", "fencing_token", "expires_at")).values())
 
 
 async def release(tx: Connection, lease_id: str, units: int, result: str, **evidence: Any) -> None:

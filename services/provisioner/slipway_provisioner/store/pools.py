@@ -199,18 +199,21 @@ COPIED: Final = (
 
 class Dirty(msgspec.Struct, frozen=True):
     """A dirty pool, the reasons of its marks, and since when the first of them has been due; None if another planner
-    has just put them behind."""
+    has just put them behind. `more`: other pools are due as well."""
 
     pool_id: str
     reasons: frozenset[str]
     since: datetime | None = None
+    more: bool = False
 
 
 async def claim_dirty(tx: Connection, lock_seconds: float) -> Dirty | None:
     """Lock the pool that has been dirty longest and that no planner holds; None if there is none. After that no
     statement of the transaction waits for a lock longer than `lock_seconds`."""
     row = await tx.fetchrow("SELECT * FROM claim_dirty($1)", f"{lock_seconds * 1000:.0f}ms")
-    return None if row["claimed_id"] is None else Dirty(row["claimed_id"], frozenset(row["reasons"]), row["since"])
+    if row["claimed_id"] is None:
+        return None
+    return Dirty(row["claimed_id"], frozenset(row["reasons"]), row["since"], row["more"])
 
 
 async def observe(

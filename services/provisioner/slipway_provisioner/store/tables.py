@@ -52,7 +52,7 @@ from slipway_provisioner.store.functions import (
     COUNTERS,
     KEYS,
     LIMITED_KEYS,
-    MARKING,
+    LOCKING,
     SHARED_KEYS,
     UPTIME,
     WAKE_WAITING,
@@ -284,7 +284,7 @@ metadata.info["after"] += [
     UPTIME,
     *COUNTERS,
     *WAKE_WAITING,
-    *MARKING,
+    *LOCKING,
     "INSERT INTO launch_stop_guard DEFAULT VALUES",
     DRAW_DEPLOYMENT,
 ]

@@ -1,6 +1,6 @@
 """Worker rows, locked in id order and written back as a whole with their events."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -85,6 +85,15 @@ BY_REQUEST: Final = Statement(
         sa.bindparam("units", type_=sa.Integer)
     )
 )
+# Of several requests, in the order of all locks. No other transaction gives these intents a lease, since it would have
+# to lock their request.
+BY_REQUESTS: Final = f"""
+SELECT {names(FIELDS)} FROM worker WHERE id = ANY(ARRAY(
+        SELECT w.id FROM unnest($1::text[], $2::integer[]) AS r (id, units) CROSS JOIN LATERAL (
+            SELECT id FROM worker WHERE request_id = r.id AND state IN ({states(WAITING)}) AND lease_id IS NULL
+            ORDER BY id LIMIT r.units) AS w))
+    AND state IN ({states(WAITING)}) AND lease_id IS NULL
+ORDER BY id FOR UPDATE"""
 DELAYED: Final = f"""
 SELECT a.lease_pool_id, {names(FIELDS, "w.")} FROM worker w JOIN account a ON a.id = w.account_id
 WHERE w.state IN ({states(WAITING)}) AND w.request_id IS NULL
@@ -204,6 +213,11 @@ async def lock_waiting(tx: Connection, request_id: str, units: int) -> list[Work
     """Lock up to `units` intents that wait under a request, lowest ids first."""
     arguments = BY_REQUEST.arguments(request_id=request_id, units=units)
     return [from_row(row) for row in await tx.fetch(BY_REQUEST.text, *arguments)]
+
+
+async def lock_waiting_for(tx: Connection, units: Mapping[str, int]) -> list[Worker]:
+    """Lock up to so many `units` of the intents that wait under each request, which is locked, lowest ids first."""
+    return [from_row(row) for row in await tx.fetch(BY_REQUESTS, list(units), list(units.values()))]
 
 
 async def lock_delayed(tx: Connection) -> list[tuple[str, Worker]]:

@@ -760,6 +760,34 @@ CREATE TABLE pool_balance (
 CREATE INDEX pool_balance_missing ON pool_balance (missing_since) WHERE missing_since IS NOT NULL;
 CREATE INDEX pool_balance_starved ON pool_balance (pool_id) WHERE starved;
 INSERT INTO incarnation (id, server) VALUES (replace(gen_random_uuid()::text, '-', ''), slipway_server());
+CREATE FUNCTION advance(
+    topics text[], partitions integer[], epochs bigint[], ends bigint[], expected bigint[],
+    numbered_topics text[], numbered_partitions integer[], sources text[], numbers bigint[], keep_plans boolean,
+    OUT topic text, OUT partition integer, OUT source text, OUT sequence_number bigint, OUT dead boolean
+) RETURNS SETOF record LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    moved integer;
+BEGIN
+    UPDATE consumed c SET next_offset = g.next_offset
+    FROM unnest(topics, partitions, epochs, ends, expected) AS g (topic, partition, epoch, next_offset, expected)
+    WHERE (c.topic, c.partition, c.epoch, c.next_offset) = (g.topic, g.partition, g.epoch, g.expected);
+    GET DIAGNOSTICS moved = ROW_COUNT;
+    IF moved < cardinality(topics) THEN
+        RETURN;
+    END IF;
+    IF keep_plans THEN
+        PERFORM set_config('plan_cache_mode', 'force_generic_plan', true);
+    END IF;
+    RETURN QUERY SELECT g.topic, g.partition, s.source, s.sequence_number,
+        EXISTS (SELECT FROM dead_letter d WHERE d.topic = g.topic)
+    FROM unnest(topics, partitions) AS g (topic, partition)
+    LEFT JOIN seen_sequence s ON (s.topic, s.partition) = (g.topic, g.partition);
+    INSERT INTO seen_sequence AS s (topic, partition, source, sequence_number)
+    SELECT * FROM unnest(numbered_topics, numbered_partitions, sources, numbers)
+    ON CONFLICT (topic, partition, source) DO UPDATE
+    SET sequence_number = excluded.sequence_number WHERE s.sequence_number < excluded.sequence_number;
+END $$;
 CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (kind text, key text, stage text)
 LANGUAGE sql IMMUTABLE AS $$
     SELECT k.kind, k.key, k.stage FROM (VALUES
@@ -878,7 +906,7 @@ END $$;
 CREATE TRIGGER headroom_freed AFTER INSERT ON shared_usage FOR EACH ROW
 WHEN (new.in_flight + new.unfolded < 0) EXECUTE FUNCTION wake_waiting();
 CREATE FUNCTION claim_dirty(
-    timeout text, OUT claimed_id text, OUT reasons text[], OUT since timestamptz
+    timeout text, OUT claimed_id text, OUT reasons text[], OUT since timestamptz, OUT more boolean
 ) LANGUAGE plpgsql AS $$ BEGIN
     SELECT p.id INTO claimed_id FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id
     WHERE d.due_at <= slipway_clock()
@@ -887,7 +915,9 @@ CREATE FUNCTION claim_dirty(
     PERFORM set_config('lock_timeout', timeout, true), set_config('plan_cache_mode', 'force_generic_plan', true);
     WITH unmarked AS (
         DELETE FROM dirty_pool WHERE pool_id = claimed_id AND due_at <= slipway_clock() RETURNING reason, due_at)
-    SELECT coalesce(array_agg(reason), '{}'), min(due_at) INTO reasons, since FROM unmarked;
+    SELECT coalesce(array_agg(reason), '{}'), min(due_at), EXISTS (
+        SELECT FROM dirty_pool WHERE due_at <= slipway_clock() AND pool_id <> claimed_id)
+    INTO reasons, since, more FROM unmarked;
 END $$;
 CREATE FUNCTION mark_short(pool_ids text[], reason text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -896,6 +926,16 @@ BEGIN
     INSERT INTO dirty_pool (pool_id, reason) SELECT given.id, mark_short.reason FROM unnest(pool_ids) AS given (id)
     WHERE given.id <> ALL(free) OR EXISTS (SELECT FROM pool_balance b WHERE b.pool_id = given.id AND b.short)
     ORDER BY given.id;
+END $$;
+CREATE FUNCTION lock_calls(batch_ids uuid[], timeout text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+    PERFORM set_config('lock_timeout', coalesce(timeout, current_setting('lock_timeout')), true),
+        set_config('plan_cache_mode', 'force_generic_plan', true);
+    PERFORM FROM launch_batch WHERE id = ANY(batch_ids) AND state = 'calling' ORDER BY id FOR UPDATE;
+    PERFORM FROM worker WHERE batch_id = ANY(batch_ids) ORDER BY id FOR UPDATE;
+END $$;
+CREATE FUNCTION lock_leases(lease_ids text[], request_ids text[]) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+    PERFORM FROM lease WHERE id = ANY(lease_ids) ORDER BY id FOR UPDATE;
+    PERFORM FROM lease_request WHERE id = ANY(request_ids) ORDER BY id FOR UPDATE;
 END $$;
 INSERT INTO launch_stop_guard DEFAULT VALUES;
 INSERT INTO deployment (id) VALUES ('slipway-' || left(replace(gen_random_uuid()::text, '-', ''), 16));

@@ -204,4 +204,32 @@ CREATE TABLE journal (
 );
 CREATE INDEX journal_written_at ON journal (written_at);
 INSERT INTO incarnation (id, server) VALUES (replace(gen_random_uuid()::text, '-', ''), slipway_server());
+CREATE FUNCTION advance(
+    topics text[], partitions integer[], epochs bigint[], ends bigint[], expected bigint[],
+    numbered_topics text[], numbered_partitions integer[], sources text[], numbers bigint[], keep_plans boolean,
+    OUT topic text, OUT partition integer, OUT source text, OUT sequence_number bigint, OUT dead boolean
+) RETURNS SETOF record LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    moved integer;
+BEGIN
+    UPDATE consumed c SET next_offset = g.next_offset
+    FROM unnest(topics, partitions, epochs, ends, expected) AS g (topic, partition, epoch, next_offset, expected)
+    WHERE (c.topic, c.partition, c.epoch, c.next_offset) = (g.topic, g.partition, g.epoch, g.expected);
+    GET DIAGNOSTICS moved = ROW_COUNT;
+    IF moved < cardinality(topics) THEN
+        RETURN;
+    END IF;
+    IF keep_plans THEN
+        PERFORM set_config('plan_cache_mode', 'force_generic_plan', true);
+    END IF;
+    RETURN QUERY SELECT g.topic, g.partition, s.source, s.sequence_number,
+        EXISTS (SELECT FROM dead_letter d WHERE d.topic = g.topic)
+    FROM unnest(topics, partitions) AS g (topic, partition)
+    LEFT JOIN seen_sequence s ON (s.topic, s.partition) = (g.topic, g.partition);
+    INSERT INTO seen_sequence AS s (topic, partition, source, sequence_number)
+    SELECT * FROM unnest(numbered_topics, numbered_partitions, sources, numbers)
+    ON CONFLICT (topic, partition, source) DO UPDATE
+    SET sequence_number = excluded.sequence_number WHERE s.sequence_number < excluded.sequence_number;
+END $$;
 INSERT INTO leader DEFAULT VALUES;

@@ -1,0 +1,133 @@
+"""Starts of launch calls: what they lock, what they read under these locks, and what they write.
+
+Several leases take as many statements as one. Locks come in the order of all transactions, and everything is read in a
+statement after the last of them, since a statement's snapshot is older than the locks that it takes.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from slipway_api.events.lifecycle import WAITING
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import arrays, columns, names
+from slipway_common.messaging import outbox
+from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.launching import BatchState, LeaseState
+from slipway_provisioner.domain.workers import Worker
+from slipway_provisioner.store import accounts, configs, leases, workers
+from slipway_provisioner.store.batches import CALL, Batch
+from slipway_provisioner.store.columns import states
+from slipway_provisioner.store.leases import Lease
+from slipway_provisioner.store.tables import worker
+
+_LIMITED: Final = """EXISTS (SELECT FROM launch_limit WHERE
+        (scope, scope_id) IN (('pool', c.pool_id), ('account', c.account_id)))"""
+# The statements that follow are executed by kept plans: to plan them anew for each start takes longer.
+_SHARE: Final = """
+SELECT l.id, c.pool_id, c.account_id, set_config('plan_cache_mode', 'force_generic_plan', true)
+FROM lease l, worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
+WHERE l.id = ANY($1) AND c.id = l.launch_config_id AND p.id = c.pool_id AND n.name = c.name"""
+SHARE: Final = f"{_SHARE} {configs.FOR_START}"
+# Leases whose launch config others have locked, or whose starts are counted in turn, are left out.
+SHARE_FREE: Final = f"{_SHARE} AND NOT {_LIMITED} {configs.FOR_START} SKIP LOCKED"
+LOCK: Final = f"""
+SELECT {names(leases.FIELDS, "l.")}, {names(workers.FIELDS, "w.")}
+FROM lease l JOIN worker w ON w.lease_id = l.id
+WHERE l.id = ANY($1) AND l.state <> '{LeaseState.ENDED}' AND w.state IN ({states(WAITING)})
+ORDER BY l.id, w.id FOR UPDATE OF l, w SKIP LOCKED"""
+READ: Final = f"""
+SELECT l.id AS lease_id, slipway_clock() AS now, (SELECT id FROM incarnation) AS incarnation,
+    ({{limited}}) AS limited, {names(configs.STARTED, "c.")},
+    (SELECT row_to_json(a) FROM (
+        SELECT {names(accounts.COLUMNS)}, (SELECT id FROM deployment) AS deployment
+        FROM account WHERE id = c.account_id) AS a) AS account,
+    (SELECT CASE count(*) WHEN 1 THEN min(d.source) ELSE '' END FROM demand d
+        WHERE d.pool_id = c.pool_id AND d.ended_at IS NULL) AS source
+FROM lease l JOIN launch_config c ON c.id = l.launch_config_id JOIN launch_config_name n ON n.name = c.name
+JOIN worker_pool p ON p.id = c.pool_id WHERE l.id = ANY($1) AND {configs.MAY_START}""".format(limited=_LIMITED)
+CALLING: Final = ("id", "state", "batch_id", "reason")
+WRITE: Final = f"""
+WITH called AS (
+    INSERT INTO launch_batch ({names(CALL)}, state, started_at, call_deadline, called_at, called_seconds, charged)
+    SELECT {names(CALL)}, '{BatchState.CALLING}', slipway_clock(),
+        slipway_clock() + timeout_seconds * interval '1 s', slipway_clock(), timeout_seconds, units
+    FROM unnest({arrays(CALL)}) AS b ({names(CALL)})),
+calling AS (
+    UPDATE worker w SET state = s.state, batch_id = s.batch_id, reason = s.reason
+    FROM unnest({arrays(worker.c[CALLING], len(CALL) + 1)}) AS s ({", ".join(CALLING)}) WHERE w.id = s.id),
+{outbox.insertion(len(CALL) + len(CALLING) + 1)}"""
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease with the intents that may start under it, locked, and what is known after the locks. `config` is the row
+    of the revision, `source` the only source of demand of its pool, or empty."""
+
+    lease: Lease
+    waiting: Sequence[Worker]
+    config: Mapping[str, Any]
+    account: Account
+    source: str
+    now: datetime
+
+
+class ShareLocked(msgspec.Struct, frozen=True):
+    """A lease whose launch config is locked against commands that forbid its start."""
+
+    id: str
+    pool_id: str
+    account_id: str
+
+
+async def share(tx: Connection, lease_ids: Sequence[str]) -> list[ShareLocked]:
+    """Lock the launch configs of leases against commands that forbid a start. Of several leases only those that need
+    not wait and are under no safety limit."""
+    statement = SHARE if len(lease_ids) == 1 else SHARE_FREE
+    return [ShareLocked(*row[:3]) for row in await tx.fetch(statement, lease_ids)]
+
+
+async def lock(tx: Connection, shared: Sequence[ShareLocked]) -> list[Start]:
+    """Lock leases that no other transaction has locked, with their waiting intents, and read what their starts need;
+    without those that may not start."""
+    waiting: dict[str, tuple[Lease, list[Worker]]] = {}
+    for row in await tx.fetch(LOCK, [each.id for each in shared]):
+        values = list(row.values())
+        lease = _lease(values)
+        waiting.setdefault(lease.id, (lease, []))[1].append(_worker(values))
+    if not waiting:
+        return []
+    rows = await tx.fetch(READ, list(waiting))
+    return [
+        Start(
+            lease=waiting[row["lease_id"]][0],
+            waiting=waiting[row["lease_id"]][1],
+            config=row,
+            account=msgspec.convert(row["account"], Account),
+            source=row["source"],
+            now=row["now"],
+        )
+        for row in rows
+        if len(shared) == 1 or not row["limited"]
+    ]
+
+
+def _lease(values: Sequence[Any]) -> Lease:
+    return Lease(**dict(zip(Lease.__struct_fields__, values, strict=False)))
+
+
+def _worker(values: Sequence[Any]) -> Worker:
+    return workers.from_row(dict(zip(Worker.__struct_fields__, values[len(Lease.__struct_fields__) :], strict=True)))
+
+
+async def write(
+    tx: Connection, calls: Sequence[Batch], calling: Sequence[Worker], events: Sequence[outbox.Traced]
+) -> None:
+    """Store batches whose calls may be made after the commit, their intents, and the events of their starts."""
+    await tx.execute(
+        WRITE,
+        *columns(calls, [field.name for field in CALL]).values(),
+        *columns(calling, CALLING).values(),
+        *await outbox.columns(tx, events),
+    )
