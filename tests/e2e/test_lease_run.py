@@ -113,7 +113,12 @@ class Broker:
         self.folder = folder
         self.port = port
         self.url = url = f"http://127.0.0.1:{port}"
-        self.http = httpx2.AsyncClient(base_url=url, timeout=30.0, headers={"Authorization": f"Bearer {SECRET}"})
+        self.http = httpx2.AsyncClient(
+            base_url=url,
+            timeout=30.0,
+            headers={"Authorization": f"Bearer {SECRET}"},
+            limits=httpx2.Limits(keepalive_expiry=1.0),  # the server closes an idle connection after 5 s, as a TTL ends
+        )
         self.started: list[asyncio.subprocess.Process] = []
 
     async def close(self) -> None:
