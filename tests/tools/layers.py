@@ -5,8 +5,9 @@ long ones that the changes since a commit ask for; FAST=1 those of the inner loo
 most one is made of many processes: such a layer measures what it tests by the clock, and shares the second core with a
 layer of one process only. A layer's output is printed in one piece when it ends.
 
-A core layer that takes longer than a quarter above its budget fails, unless other programs used the processors. Budgets
-are of the machine on which they were measured: a slower one has as much more.
+A core layer that takes longer than a quarter above its budget fails, unless other programs used the processors, or the
+machine is slower than the one on which the budgets were measured: there is no factor by which starts of processes,
+commits and pure Python slow down alike.
 """
 
 import os
@@ -29,6 +30,8 @@ OVER: Final = 1.25
 """Part of its budget above which a layer fails."""
 QUIET: Final = 0.1
 """Part of the processors that other programs may use while layers are judged by their budgets."""
+SLOWER: Final = 1.1
+"""Time of the yardstick, as a multiple of its time where the budgets were measured, above which none is judged."""
 YARDSTICK: Final = (sys.executable, "-I", "-S", "-c", "sum(n * n for n in range(10_000_000))")
 YARDSTICK_SECONDS: Final = 0.9
 """Time of the yardstick on each of two processors at once, where the budgets were measured."""
@@ -108,14 +111,13 @@ def startable(waiting: Sequence[str], running: Sequence[str], layers: Mapping[st
 
 
 def judged(ends: Sequence[End], foreign: float, slowness: float = 1.0) -> list[End]:
-    """The ends, with core layers far over their budgets as SLOW; not where others used the processors. `slowness`: time
-    of a yardstick here, as a multiple of its time where the budgets were measured."""
-    if foreign > QUIET:
+    """The ends, with core layers far over their budgets as SLOW; not where others used the processors, or on a slower
+    machine. `slowness`: time of a yardstick here, as a multiple of its time where the budgets were measured."""
+    if foreign > QUIET or slowness > SLOWER:
         return list(ends)
-    over = OVER * max(1.0, slowness)
     return [
         end._replace(verdict="SLOW")
-        if end.verdict == "ok" and end.name in CORE and end.seconds > over * CORE[end.name].budget_seconds
+        if end.verdict == "ok" and end.name in CORE and end.seconds > OVER * CORE[end.name].budget_seconds
         else end
         for end in ends
     ]
@@ -194,8 +196,8 @@ def main(names: Sequence[str]) -> int:
     print("── summary ──", *(end.line() for end in sorted(ends, key=lambda end: wanted.index(end.name))), sep="\n")
     if foreign > QUIET:
         print(f"  others used {foreign:.0%} of the processors: no layer is judged by its budget")
-    elif slowness > 1.0:
-        print(f"  budgets × {slowness:.2f}, since this machine is slower than the one that they are of")
+    elif slowness > SLOWER:
+        print(f"  this machine takes {slowness:.2f} × as long for a yardstick: no layer is judged by its budget")
     print(f"  {'total':<20}{time.monotonic() - begin:6.1f} s  {'FAILED' if failed else 'ok'}")
     return 1 if failed else 0
 
