@@ -73,9 +73,10 @@ async def start(
     shared = await starts.share(tx, lease_ids)
     if not shared:
         return []
-    locked = await limits.lock(tx, shared[0].pool_id, shared[0].account_id) if len(lease_ids) == 1 else []
+    alone = len(lease_ids) == 1
+    locked = await limits.lock(tx, shared[0].pool_id, shared[0].account_id) if alone else []
     started, calls, events = [], [], []
-    for each in await starts.lock(tx, shared):
+    for each in await starts.lock(tx, shared, unlimited=not alone):
         provider, lease = providers[each.account.provider], each.lease
         if not terms.suffices(lease, each.now, terms.timeout(each.account)):
             await leases.renew_one(tx, lease.id, renewal_pending_seconds=terms.clock_skew_seconds)

@@ -88,9 +88,9 @@ async def share(tx: Connection, lease_ids: Sequence[str]) -> list[ShareLocked]:
     return [ShareLocked(*row[:3]) for row in await tx.fetch(statement, lease_ids)]
 
 
-async def lock(tx: Connection, shared: Sequence[ShareLocked]) -> list[Start]:
+async def lock(tx: Connection, shared: Sequence[ShareLocked], *, unlimited: bool) -> list[Start]:
     """Lock leases that no other transaction has locked, with their waiting intents, and read what their starts need;
-    without those that may not start."""
+    without those that may not start, and if `unlimited` without those that have come under a safety limit."""
     waiting: dict[str, tuple[Lease, list[Worker]]] = {}
     for row in await tx.fetch(LOCK, [each.id for each in shared]):
         values = list(row.values())
@@ -109,7 +109,7 @@ async def lock(tx: Connection, shared: Sequence[ShareLocked]) -> list[Start]:
             now=row["now"],
         )
         for row in rows
-        if len(shared) == 1 or not row["limited"]
+        if not (unlimited and row["limited"])
     ]
 
 
