@@ -6,6 +6,7 @@ the external metrics API of Kubernetes.
 
 import asyncio
 import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Final
@@ -23,7 +24,7 @@ POOLS: Final = (ONCE, AGAIN)
 TASK_SECONDS: Final = 0.5
 
 
-class AttachedQueue:
+class AttachedQueue(ABC):
     """A queue with its server, and how it is reported, worked on and judged. Times are real."""
 
     counts: ClassVar[str] = "waiting"
@@ -37,44 +38,45 @@ class AttachedQueue:
     def __init__(self, kind: str, folder: Path, rng: Random) -> None:
         self.kind, self.folder, self.rng = kind, folder, rng
 
+    @abstractmethod
     async def start(self) -> None:
         """Start the server, with empty queues. Raises NotAvailable."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def close(self) -> None:
-        raise NotImplementedError
+        """Stop the server."""
 
+    @abstractmethod
     async def away(self) -> None:
         """Take the server away."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def back(self) -> None:
         """Bring it back, with its tasks and its ledger."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sources(self) -> list[dict[str, Any]]:
         """Entries of the file of sources, with the fields of their kind."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def put(self, pool: str, task: str) -> None:
         """Add a task."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def counted(self) -> dict[str, Count]:
         """Counts by pool, by the queue itself. Raises any exception while it is away."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def ledger(self) -> list[Entry]:
         """All entries that workers have written so far, in their order."""
-        raise NotImplementedError
 
     async def finished(self) -> int | None:
         """Tasks that have succeeded, by what the queue's library keeps of them; None if it keeps nothing."""
         return None
 
+    @abstractmethod
     def agent(self, pool: str) -> list[str]:
         """The agent of a pool, which `slipway-worker wrap` starts."""
-        raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
         """Variables of agents."""

@@ -1,1 +1,1 @@
-"""What crosses a wire, and nothing else: types of bodies and events, limits of text, problems. Values only."""
+"""Types of bodies and events, limits of text and problems: all that crosses a wire. Values only."""

@@ -31,7 +31,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: int
     """Status of the answer."""
     detail: str
-    """What is wrong with what, and the remedy, for people."""
+    """Text for people: the part that is wrong, and the remedy."""
     request_id: str = ""
     """Id of this occurrence, by which the log of the service names it."""
     errors: list[InvalidPart] | UnsetType = UNSET

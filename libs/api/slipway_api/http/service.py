@@ -74,7 +74,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     outbox_oldest_seconds: float | None = None
     """Age of the oldest event that is not published yet, in seconds."""
     database_tls: bool | None = None
-    """Whether the connections to the database are encrypted."""
+    """True if the connections to the database are encrypted."""
     partitions: list[PartitionStatus]
     stopped_partitions: list[StoppedPartition]
     leadership: LeaderStatus | None
@@ -127,7 +127,7 @@ class ListedAlert(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     effect: str
     doing: str
-    """What Slipway does about it."""
+    """Action of the service itself meanwhile."""
     command: str
     """A command to run."""
     cause: str

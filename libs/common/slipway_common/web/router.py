@@ -23,7 +23,7 @@ class Router(APIRouter):
 
 
 class TypedRoute(NamedTuple):
-    """What a route of an app declares: its answers as `declared_answers` gives them, and the type of its body."""
+    """Declared types of a route: its answers as `declared_answers` gives them, and the type of its body."""
 
     method: str
     path: str

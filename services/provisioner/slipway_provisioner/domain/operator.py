@@ -33,7 +33,7 @@ class CredentialOfOperator(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
 
 class OfProvider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What accounts of a provider may name: entries with settings of the operator, and credentials."""
+    """Names that accounts of a provider may use: entries with settings of the operator, and credentials."""
 
     entries: dict[str, dict[str, Any]] = {}
     credentials: dict[str, CredentialOfOperator] = {}

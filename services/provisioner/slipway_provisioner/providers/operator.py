@@ -108,7 +108,7 @@ class PermittedProvider:
             return msgspec.structs.replace(account, settings=self._declarable(account.settings), credential={})
 
     def _declarable(self, declared: Mapping[str, Any]) -> dict[str, Any]:
-        """What a declaration itself may say: settings that an earlier release stored are ignored."""
+        """Settings that a declaration itself may state: those that an earlier release stored are ignored."""
         return {key: value for key, value in declared.items() if key not in {ENTRY, *self.provider.operator_settings}}
 
     def _merged(self, declared: Mapping[str, Any], *, declaring: bool = False) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class ReachedLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decision has seen and decided, as numbers of workers, but for `tasks`; by its code and reason. A decision
+    """Facts and outcome of a decision, in workers but for `tasks`, with its code and reason. A decision
     of a person has a reason alone.
 
     `wanted` workers serve the tasks within minimum and maximum, `missing` ones do not serve, and `needed` ones have to

@@ -68,14 +68,14 @@ class DeclarationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnedSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What an owner has declared of an account or a pool; the owner is empty if there is none."""
+    """Declaration of an account or a pool by its owner, which is empty if there is none."""
 
     owner: str
     spec: dict[str, Any]
 
 
 class ExportedDeclaration(msgspec.Struct, frozen=True, kw_only=True):
-    """What is declared, by section; absent if another one was asked for."""
+    """Declared objects by section; a section is absent if another one was asked for."""
 
     accounts: list[OwnedSpec] | UnsetType = UNSET
     worker_pools: list[OwnedSpec] | UnsetType = UNSET
