@@ -21,7 +21,8 @@ HALVES: Final = 300
 MADE_UP: Final = 30
 UNKNOWN_TOKENS: Final = 400
 COUNTED: Final = """
-SELECT count(*) AS open FROM provisioner.claim WHERE worker_id = $1::uuid AND ended_at IS NULL AND counted"""
+SELECT count(*) AS open FROM provisioner.claim c
+WHERE worker_id = $1::uuid AND ended_at IS NULL AND coalesce((to_jsonb(c) ->> 'counted')::boolean, true)"""
 REASON: Final = {"reason": "attack"}
 POOL: Final = {
     "id": "builds",

@@ -42,11 +42,12 @@ service.run()
 
 
 class Answer(NamedTuple):
-    """What was sent, what came back, and whether the door is closed."""
+    """A request, its answer, and the verdict: True if the door is closed. A script that failed has tried nothing."""
 
     request: str
     answer: str
     closed: bool
+    tried: bool = True
 
 
 class Reply(NamedTuple):
