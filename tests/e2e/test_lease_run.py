@@ -348,7 +348,9 @@ async def test_a_script_s_own_traps_still_fire(broker: Broker) -> None:
 
 
 async def test_traps_of_the_command_fire_too(broker: Broker) -> None:
-    run = await broker.run("trap", "--", "bash", "-c", f"trap 'echo own trap' EXIT; {UP} sleep 60 & wait")
+    # The sleep starts before the command is up, and without its output: one forked after the signal would hold it open.
+    script = f"trap 'echo own trap' EXIT; sleep 60 >&- 2>&- & {UP} wait"
+    run = await broker.run("trap", "--", "bash", "-c", script)
     await run.up()
     run.send(signal.SIGTERM)
     assert (await run.ended())[0] == 128 + signal.SIGTERM
