@@ -176,7 +176,10 @@ def check_out(commit: str, folder: Path) -> None:
                 content = content.replace(old, new)
             file.write_text(content)
     for path in (*LENT_TO_ALL, *(path for path in LENT if not (folder / path).exists())):
-        (folder / path).write_text((ROOT / path).read_text())
+        content = (ROOT / path).read_text()
+        if not (folder / "libs/api").exists():
+            content = content.replace("slipway_api.events", "slipway_common.events")  # where events were before
+        (folder / path).write_text(content)
 
 
 async def called(tree: Path, command: Sequence[str], log: Path) -> None:

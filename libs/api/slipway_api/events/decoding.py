@@ -13,13 +13,14 @@ from slipway_api.time import out_of_range
 
 Event = TypeVar("Event")
 BACKSLASH: Final = ord("\\")
+EDGES: Final = (b"0001-", b"9999-")  # years of times that may be out of range
 
 
 class EventDecoder(Generic[Event]):
     """Decoder of one type of events.
 
     msgspec counts characters. NUL and characters of several bytes are looked for only in data that can have any: plain
-    ASCII without escapes cannot, and most data are that.
+    ASCII without escapes cannot, and most data are that. So are times out of range.
     """
 
     def __init__(self, event: type[Event], *, times: bool = False) -> None:
@@ -31,7 +32,7 @@ class EventDecoder(Generic[Event]):
     def decode(self, value: bytes) -> Event:
         """Decode JSON data. Raises msgspec.DecodeError, or UnicodeDecodeError."""
         event = self._decode(value)
-        checked = self._times or not value.isascii() or BACKSLASH in value
+        checked = not value.isascii() or BACKSLASH in value or (self._times and any(edge in value for edge in EDGES))
         if checked and (wrong := _wrong(event, self._type, "$", self._times)):
             raise msgspec.ValidationError(wrong)
         return event

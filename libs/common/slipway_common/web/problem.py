@@ -59,12 +59,9 @@ class BodyLimit:
             return
         by_path = getattr(scope["app"].state, "body_bytes_max", {})
         maximum = by_path.get(scope["path"], BODY_BYTES_MAX)
-        refusal = answer(
-            Problem(413, "body-too-large", "The body is too large", f"at most {maximum} bytes are accepted")
-        )
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         if not announced.isdigit() or int(announced) > maximum:
-            await refusal(scope, receive, send)
+            await _too_large(maximum)(scope, receive, send)
             return
         read = 0
 
@@ -79,11 +76,15 @@ class BodyLimit:
         try:
             await self.app(scope, counted, send)
         except _TooLarge:
-            await refusal(scope, receive, send)
+            await _too_large(maximum)(scope, receive, send)
 
 
 class _TooLarge(Exception):
     pass
+
+
+def _too_large(maximum: int) -> Response:
+    return answer(Problem(413, "body-too-large", "The body is too large", f"at most {maximum} bytes are accepted"))
 
 
 def install(app: FastAPI) -> None:
