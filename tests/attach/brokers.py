@@ -27,7 +27,10 @@ PARTITIONS: Final = 4
 
 
 class RabbitQueue(AttachedQueue):
-    """Queues of a real RabbitMQ, which workers reach over AMQP and the source by the management API."""
+    """Queues of a real RabbitMQ, which workers reach over AMQP and the source by the management API. Its statistics are
+    up to 1.1 s old here."""
+
+    behind_seconds = 1.3
 
     def __init__(self, kind: str, folder: Path, rng: Random) -> None:
         super().__init__(kind, folder, rng)
@@ -54,7 +57,6 @@ class RabbitQueue(AttachedQueue):
         return f"127.0.0.1:{self.server.port}"
 
     def sources(self) -> list[dict[str, Any]]:
-        # The server computes its statistics at intervals of 0.2 s here.
         pools = {pool: pool for pool in POOLS}
         return [{"url": f"http://127.0.0.1:{self.server.api}", "behind_seconds": self.behind_seconds, "pools": pools}]
 

@@ -11,11 +11,13 @@ from typing import Any, Final
 
 from slipway_common.declaration.models import Declaration
 from slipway_local.demo.deployment import Deployment
+from slipway_local.servers.child import StartFailed
 from slipway_local.servers.ports import free_ports
 from tests.attach.queues import POOLS, AttachedQueue
 
 ROOT: Final = Path(__file__).parents[2]
 WORKERS_MAX: Final = 4
+START_SECONDS: Final = 60.0
 
 
 def entries(deployment: Deployment, queue: AttachedQueue) -> dict[str, Any]:
@@ -96,11 +98,23 @@ class Monitors:
                     )
                 self.processes.append(process)
                 awaited = "started" if number else "leads sources"  # the first one leads
-                while awaited not in path.read_text():
-                    await asyncio.sleep(0.05)
+                await self._said(awaited, process, path)
             yield self
         finally:
             for process in self.processes:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
+
+    async def _said(self, text: str, process: asyncio.subprocess.Process, path: Path) -> None:
+        """Wait for a line of a replica's log. Raises StartFailed with its end."""
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                while text not in path.read_text():
+                    if process.returncode is not None:
+                        raise StartFailed(f"a monitor exited with {process.returncode}: {path.read_text()[-1000:]}")
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise StartFailed(
+                f"no monitor said {text!r} within {START_SECONDS:g} s: {path.read_text()[-1000:]}"
+            ) from None

@@ -135,7 +135,14 @@ class Run:
     async def outage(self) -> None:
         """Take the server away for ten product minutes, while tasks wait for machines that boot."""
         idle = self.queue.idle
-        await self.harness.until(self.is_counted, "empty queues are counted", within_seconds=STEP_SECONDS)
+        live = "SELECT FROM provisioner.worker WHERE pool_id = $1 AND state <> 'stopped'"
+
+        async def is_quiet() -> bool:
+            return await self.is_counted() and not await fetch(self.deployment, live, ONCE)
+
+        await self.harness.until(
+            is_quiet, "empty queues are counted, and no machine waits", within_seconds=STEP_SECONDS
+        )
         before = await self.launched(ONCE)
         await self.add(ONCE, idle)
 

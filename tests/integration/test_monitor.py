@@ -154,6 +154,27 @@ async def test_reports_of_a_deposed_leader(provisioner: Provisioner) -> None:
     assert await stored() == 7
 
 
+async def test_a_later_leader_with_an_earlier_epoch(provisioner: Provisioner) -> None:
+    """The clock of epochs was turned back, as by a failover to a server behind. Once the newest report is stale,
+    newer ones count again, and refuse in their turn those of an epoch before."""
+    await provisioner.declare(declared())
+
+    async def stored() -> int:
+        pending: int = await provisioner.database.fetchval("SELECT pending FROM demand")
+        return pending
+
+    await provisioner.demand(report(1, at=-100, epoch=9, valid_for_seconds=101))
+    await provisioner.demand(report(2, at=-50, epoch=5))
+    assert await stored() == 1
+    await provisioner.demand(report(3, at=-100, epoch=10, valid_for_seconds=50))
+    await provisioner.demand(report(4, at=-101, epoch=5))
+    assert await stored() == 3
+    await provisioner.demand(report(5, at=-50, epoch=5))
+    assert await stored() == 5
+    await provisioner.demand(report(6, at=-40, epoch=4))
+    assert await stored() == 5
+
+
 async def test_counts_that_are_older_than_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report is of the time before what it shows was made."""
     found: list[DemandReported] = []

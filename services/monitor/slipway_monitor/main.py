@@ -93,15 +93,17 @@ async def _check(entries: list[Entry]) -> bool:
 
 async def _check_one(entry: Entry) -> bool:
     """Print what a source would report, and why; True if it can be read."""
-    settings, source = entry.settings, entry.open()
+    settings = entry.settings
     try:
-        found = await read_once(source, settings.timeout_seconds)
+        source = entry.open()
+        try:
+            found = await read_once(source, settings.timeout_seconds)
+        finally:
+            await source.close()
         made, missing = reports(settings.reporting, found.counts, found.observed_at, None)
     except Unreadable as error:
         print(f"{settings.name}: no report: {error}")
         return False
-    finally:
-        await source.close()
     for each in made:
         print(f"{settings.name}: pool {each.pool_id}: {_described(each)}")
     for label in missing:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from slipway_common.declaration import strict_yaml
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid, Path, path_text
+from slipway_monitor.domain.counts import Unreadable
 from slipway_monitor.sources.port import Source, SourceSettings
 
 GROUP: Final = "slipway.sources"
@@ -22,8 +23,13 @@ class Entry(msgspec.Struct, frozen=True):
     kind: type[Source]
 
     def open(self) -> Source:
-        """Construct the source; it makes no call."""
-        return self.kind(self.settings)
+        """Construct the source; it makes no call. Raises Unreadable."""
+        try:
+            return self.kind(self.settings)
+        except Exception as error:  # a source from elsewhere
+            raise Unreadable(
+                f"{type(error).__name__} in the constructor of its source, which is a mistake of it"
+            ) from error
 
 
 class NotInstalled(Exception):

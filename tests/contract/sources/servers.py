@@ -35,6 +35,9 @@ from tests.contract.sources.worlds import (
 )
 from tests.support.harness import until
 
+RETENTIONS: Final = ("global", "basic", "detailed")
+"""Kinds of samples of RabbitMQ's management API, the shortest interval of which is that of its statistics."""
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -382,6 +385,7 @@ class RabbitWorld(ProcessWorld):
         (folder / "rabbitmq.conf").write_text(
             f"listeners.tcp.default = 127.0.0.1:{self.port}\nmanagement.tcp.ip = 127.0.0.1\n"
             f"management.tcp.port = {self.api}\ncollect_statistics_interval = 200\nloopback_users = none\n"
+            + "".join(f"management.sample_retention_policies.{each}.minute = 1\n" for each in RETENTIONS)
         )
         self.connection: Any = None
 

@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import ssl
 import threading
 import time
 from collections.abc import Mapping
@@ -112,6 +113,10 @@ class Page:
         self._server.daemon_threads = True
         self.port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def serve_tls(self, context: ssl.SSLContext) -> None:
+        """Answer over TLS from now on."""
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
 
     def shut(self) -> None:
         self.down.set()

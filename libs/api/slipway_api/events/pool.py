@@ -15,8 +15,8 @@ class DemandReported(msgspec.Struct, frozen=True, kw_only=True):
     `pending` counts the tasks that wait; 0 if there is a `total` of those that wait or run, of a queue that cannot tell
     the two apart. `claimed` counts tasks running on workers of this pool that Slipway launched; null, as always beside
     `total`: the source does not know them, and those count that workers had claimed from it at `observed_at`. `epoch`
-    numbers the leaders among the replicas of a monitor: after a report of a later one, those of an earlier one do not
-    count, whatever their times are.
+    numbers the leaders among the replicas of a monitor: until a report of a later one is stale, those of an earlier one
+    do not count, whatever their times are.
     """
 
     type: ClassVar[str] = "io.slipway.pool.demand_reported.v1"

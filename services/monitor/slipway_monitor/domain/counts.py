@@ -6,12 +6,12 @@ A count that is missing or no whole number is never taken for zero: nothing is r
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from math import isfinite
 from typing import Any, Self
 
 import msgspec
 
 from slipway_api.events.pool import DemandReported
+from slipway_api.http.provisioner.demand import TASKS_MAX
 
 
 class Counting(StrEnum):
@@ -63,8 +63,9 @@ def whole(value: Any, name: str) -> int:
     """The value as a number of tasks. Raises Unreadable for anything else, such as null, a boolean, text and NaN."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Unreadable(f"{name} is {_shown(value)}, not a number")
-    if not isfinite(value) or value != int(value) or value < 0:
-        raise Unreadable(f"{name} is {value:g}, not a number of tasks")
+    if not 0 <= value <= TASKS_MAX or value != int(value):  # nor does NaN, whose comparisons are all false
+        shown = "huge" if abs(value) > TASKS_MAX**9 else f"{value:.15g}"
+        raise Unreadable(f"{name} is {shown}, not a number of tasks from 0 to {TASKS_MAX:,}")
     return int(value)
 
 
@@ -89,8 +90,14 @@ def reports(
     reporting: Reporting, counts: Iterable[Counts], observed_at: datetime, epoch: int | None
 ) -> tuple[list[DemandReported], list[str]]:
     """Reports of the pools of a source, each the sum of its labels; and the labels without a count, whose pools get no
-    report. Labels of no pool are left out."""
-    by_label = {each.label: each for each in counts}
+    report. Labels of no pool are left out. Raises Unreadable for what is no count, which a source from elsewhere may
+    give."""
+    by_label: dict[str, Counts] = {}
+    for each in counts:
+        _check(each, reporting.counting)
+        if each.label in by_label:
+            raise Unreadable(f"label {each.label!r} is counted twice")
+        by_label[each.label] = each
     missing = [label for label in reporting.pools if label not in by_label]
     incomplete = {reporting.pools[label] for label in missing}
     of_pool: dict[str, list[Counts]] = {}
@@ -100,10 +107,19 @@ def reports(
     return [_report(reporting, pool, found, observed_at, epoch) for pool, found in of_pool.items()], missing
 
 
+def _check(counts: Counts, counting: Counting) -> None:
+    if not isinstance(counts, Counts):
+        raise Unreadable(f"the source gives a {type(counts).__name__} instead of Counts, which is a mistake of it")
+    name = f"the count of {counts.label!r}" if counts.label else "the count"
+    whole(counts.tasks, name)
+    if counting is Counting.BOTH:
+        whole(counts.running, f"{name} of tasks that run")
+
+
 def _report(
     reporting: Reporting, pool: str, found: Sequence[Counts], observed_at: datetime, epoch: int | None
 ) -> DemandReported:
-    tasks = sum(each.tasks for each in found)
+    tasks = whole(sum(each.tasks for each in found), f"the sum of pool {pool}")
     is_total = reporting.counting is Counting.WAITING_AND_RUNNING
     return DemandReported(
         pool_id=pool,

@@ -52,7 +52,7 @@ async def read_once(source: Source, timeout_seconds: float, behind_seconds: floa
     observed_at = utc_now() - timedelta(seconds=behind_seconds)
     try:
         async with asyncio.timeout(timeout_seconds):
-            return Read(observed_at, await source.read())
+            return Read(observed_at, list(await source.read()))
     except Unreadable:
         raise
     except TimeoutError:
@@ -103,7 +103,7 @@ class Reporter:
                 self._source = self._entry.open()
             read = await read_once(self._source, settings.timeout_seconds, settings.behind_seconds)
             made, missing = reports(settings.reporting, read.counts, read.observed_at, epoch)
-            if not self._leadership.leads(settings.name):
+            if not self._leadership.leads(settings.name) or self._leadership.epoch(settings.name) != epoch:
                 return 0.0
             await asyncio.gather(*(self._publish(each) for each in made))
         except Unreadable as error:

@@ -6,6 +6,7 @@ from math import ceil
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
+from slipway_api.http.provisioner.demand import TASKS_MAX
 from slipway_monitor.domain.counts import Counting, Counts, Unreadable
 from slipway_monitor.sources.web import Web, WebSettings
 
@@ -59,6 +60,6 @@ def quantity(text: Any) -> int:
         value = Decimal(number) * SUFFIXES[str(text)[len(number) :]]
     except (InvalidOperation, KeyError):
         raise Unreadable("the value is not a quantity") from None
-    if not value.is_finite() or value < 0:
-        raise Unreadable(f"the value is {value}, not a number of tasks")
+    if not value.is_finite() or not 0 <= value <= TASKS_MAX:
+        raise Unreadable(f"the value is {value:.15g}, not a number of tasks from 0 to {TASKS_MAX:,}")
     return ceil(value)

@@ -14,6 +14,7 @@ from slipway_common.declaration.fields import Id, Name, Seconds
 from slipway_monitor.domain.counts import Counting, Counts, Reporting, Unreadable
 
 SHORTEST_INTERVAL_SECONDS = 0.1
+Behind = Annotated[float, Field(strict=True, ge=0, le=3_600)]
 
 
 class SourceSettings(BaseModel):
@@ -35,7 +36,7 @@ class SourceSettings(BaseModel):
     interval_seconds: Seconds = 10.0
     timeout_seconds: Seconds = 10.0
     valid_for_seconds: Seconds = 300.0
-    behind_seconds: Annotated[float, Field(strict=True, ge=0, le=3_600)] = 0.0
+    behind_seconds: Behind = 0.0
     """Age that what the queue shows may have, such as a page that is made at intervals or a scraped metric. A task that
     began within it would count as waiting and as running."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from slipway_monitor.domain.counts import Counts, Unreadable, whole
-from slipway_monitor.sources.port import secret
+from slipway_monitor.sources.port import Behind, secret
 from slipway_monitor.sources.web import Web, WebSettings
 
 READY, UNACKNOWLEDGED = "messages_ready", "messages_unacknowledged"
@@ -17,6 +17,8 @@ READY, UNACKNOWLEDGED = "messages_ready", "messages_unacknowledged"
 class RabbitSettings(WebSettings):
     """Settings of a queue, or of those that `pools` names."""
 
+    behind_seconds: Behind = 10.0
+    """As in every source. Queues compute their statistics every 5 s, and the management API collects them every 5 s."""
     vhost: str = "/"
     queue: str | None = None
     user: str = "guest"

@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import asyncpg
 from pydantic import model_validator
 
 from slipway_monitor.domain.counts import Counts, Unreadable, labelled
 from slipway_monitor.sources.port import SourceSettings, secret
+
+ROWS_MAX: Final = 10_000
 
 
 class SqlSettings(SourceSettings):
@@ -70,7 +72,10 @@ class SqlSource:
         )
 
     async def _query(self, query: str) -> Any:
-        rows = await self._connection.fetch(query)
+        cursor = await self._connection.cursor(query)
+        rows = await cursor.fetch(ROWS_MAX + 1)
+        if len(rows) > ROWS_MAX:
+            raise Unreadable(f"the query gives more than {ROWS_MAX:,} rows; count them in it")
         if self._settings.pools is None:
             if len(rows) != 1 or len(rows[0]) != 1:
                 raise Unreadable(f"the query gives {len(rows)} rows; it must give one row of one number")

@@ -76,7 +76,7 @@ class Web:
     def __init__(self, settings: WebSettings) -> None:
         self._settings = settings
         self._client: SharedClient | None = None
-        self._answers: dict[str, tuple[str, Any]] = {}
+        self._answers: dict[tuple[str, str], tuple[str, Any]] = {}
 
     async def get(
         self, path: str = "", params: Mapping[str, str] | None = None, auth: tuple[str, str] | None = None
@@ -87,15 +87,16 @@ class Web:
         headers = {"Accept": "application/json"}
         if token := secret(settings.token_file):
             headers["Authorization"] = f"Bearer {token}"
-        etag, known = self._answers.get(path, ("", None))
+        asked = path, str(params)
+        etag, known = self._answers.get(asked, ("", None))
         if etag:
             headers["If-None-Match"] = etag
         try:
             if self._client is None:
                 is_https = settings.url.startswith("https:")
                 self._client = SharedClient.acquire(is_https=is_https, ca_file=settings.ca_file)
-            answer = await self._client.http.get(
-                url, params=params, headers=headers, auth=auth, timeout=settings.timeout_seconds
+            answer, content = await _answer(
+                self._client.http, url, params=params, headers=headers, auth=auth, timeout=settings.timeout_seconds
             )
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
             raise Unreadable(f"not reached: {str(error) or type(error).__name__}") from None
@@ -103,20 +104,31 @@ class Web:
             return known
         if not answer.is_success:
             raise Unreadable(f"answered {answer.status_code}", retry_after(answer.headers.get("Retry-After", "")))
-        if len(answer.content) > ANSWER_BYTES_MAX:
-            raise Unreadable(f"answered {len(answer.content):,} bytes; at most {ANSWER_BYTES_MAX:,} are read")
+        if len(content) > ANSWER_BYTES_MAX:
+            raise Unreadable(f"answered more than {ANSWER_BYTES_MAX:,} bytes")
         try:
-            body = msgspec.json.decode(answer.content)
+            body = msgspec.json.decode(content)
         except msgspec.DecodeError:
             raise Unreadable("the answer is not JSON") from None
         if new := answer.headers.get("ETag"):
-            self._answers[path] = new, body
+            self._answers[asked] = new, body
         return body
 
     async def close(self) -> None:
         if self._client is not None:
             client, self._client = self._client, None
             await client.release()
+
+
+async def _answer(http: httpx2.AsyncClient, url: str, **request: Any) -> tuple[httpx2.Response, bytearray]:
+    """An answer and its content, of which no more is read than may be too long: a page may never end."""
+    content = bytearray()
+    async with http.stream("GET", url, **request) as answer:
+        async for chunk in answer.aiter_bytes():
+            content += chunk
+            if len(content) > ANSWER_BYTES_MAX:
+                break
+    return answer, content
 
 
 def retry_after(text: str) -> float:

@@ -16,8 +16,9 @@ TASKS_MAX: Final = 10_000_000
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """A report of one source, or its end, which is a report of no tasks with an `end_reason`. Of each source the newest
-    `observed_at` counts, of the latest `epoch` if both reports have one, and at equal times an end. Without `claimed`
-    its claims that were open then count, and the rest of a `total` is pending, beside which `pending` is 0."""
+    `observed_at` counts, of the latest `epoch` if both reports have one, until it is stale, and at equal times an end.
+    Without `claimed` its claims that were open then count, and the rest of a `total` is pending, beside which `pending`
+    is 0."""
 
     pool_id: str
     source: str

@@ -38,6 +38,7 @@ COUNTS: Final = f"{PENDING} AS pending, {CLAIMED} AS claimed"
 # Equal times count as repeats, but an end counts once. DISTINCT ON: one statement may not touch a row twice. If the
 # previous report was stale by then, tasks count as pending since the new one, since nothing is known about the time
 # between. The loop that raised the alert on a source resolves it. An end keeps the time of the last claimed task.
+# After a stale report those of an earlier epoch count: the clock that epochs are of may have been turned back.
 NEWEST: Final = f"""
 INSERT INTO demand AS d ({names(REPORTED)}, ended_at, pending_since, claimed_seen_at)
 SELECT DISTINCT ON (pool_id, source) {names(REPORTED)}, CASE WHEN end_reason <> '' THEN slipway_clock() END,
@@ -53,7 +54,8 @@ ON CONFLICT (pool_id, source) DO UPDATE SET
         WHEN d.observed_at + d.valid_for_seconds * interval '1 s' < excluded.observed_at THEN excluded.observed_at
         ELSE coalesce(d.pending_since, excluded.observed_at) END,
     claimed_seen_at = coalesce(excluded.claimed_seen_at, d.claimed_seen_at)
-WHERE CASE WHEN d.epoch <> excluded.epoch THEN d.epoch < excluded.epoch
+WHERE CASE WHEN d.epoch < excluded.epoch THEN true
+    WHEN d.epoch > excluded.epoch AND d.observed_at + d.valid_for_seconds * interval '1 s' > slipway_clock() THEN false
     ELSE d.observed_at < excluded.observed_at
         OR (d.observed_at = excluded.observed_at AND d.end_reason = '' AND excluded.end_reason <> '') END
 RETURNING pool_id, claimed_seen_at"""

@@ -45,7 +45,7 @@ class CannotStart(Exception):
 
 
 class Group:
-    """A command with our standard output, as the leader of its own process group, or in ours."""
+    """A command, with our outputs unless others are given, as the leader of its own process group, or in ours."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", *, leads: bool) -> None:
         self._process = process
@@ -58,6 +58,8 @@ class Group:
         environment: Mapping[str, str],
         *,
         stdin: int | None = subprocess.DEVNULL,
+        stdout: int | None = None,
+        stderr: int | None = None,
         leads: bool = True,
         ignored: Iterable[signal.Signals] = (),
         death_signal: signal.Signals | None = None,
@@ -70,6 +72,8 @@ class Group:
             process = subprocess.Popen(
                 command,
                 stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
                 env=dict(environment),
                 process_group=0 if leads else -1,
                 preexec_fn=_prepare(ignored_signals() - {*ignored}, death_signal),
