@@ -113,7 +113,7 @@ lock-jars: $(READY) ## Resolve the broker's jars again, from jgo.toml
 		$(abspath $(UV)) tool run --quiet --from 'jgo[cli]>=3.2,<4' jgo --resolver python lock && rm -rf .jgo && \
 		{ ! git diff --quiet -I '^generated = ' jgo.lock.toml || git checkout --quiet jgo.lock.toml; }  # only its date differs
 
-demo: $(if $(filter aws terraform,$(PROVIDER)),$(READY),$(RUNTIME)) $(if $(filter terraform,$(PROVIDER)),$(TERRAFORM)) ## Whole system on simulated clouds, or PROVIDER=process|aws|terraform: DURATION=3m SPEED=20 SEED= FAULTS= DEMAND=FILE MUTANT= PLAIN=1
+demo: $(if $(filter aws terraform redis,$(PROVIDER) $(QUEUE)),$(READY),$(RUNTIME)) $(if $(QUEUE),tools) $(if $(filter terraform,$(PROVIDER)),$(TERRAFORM)) ## Whole system on simulated clouds, or PROVIDER=process|aws|terraform: QUEUE=redis DURATION=3m SPEED=20 SEED= FAULTS= DEMAND=FILE MUTANT= PLAIN=1
 	@$(RUN) -m $(BROKEN) slipway_local.demo
 
 try-image: $(RUNTIME) ## A roll-out, a bad image and a rollback by commands on a simulated cloud: SEED=1 SPEED=40 FAULTS= MUTANT=

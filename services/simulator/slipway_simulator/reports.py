@@ -88,6 +88,8 @@ class Reporter:
     def due(self) -> list[Report]:
         """Reports that are due now, with the current counts."""
         now, rules = self._now(), self._world.cloud.rules
+        if not rules.reports:
+            return []
         reports = [Report(pool_id, self._world.queue.counts(pool_id), now) for pool_id in self._world.queue.pools]
         return [report for report in reports if self._is_due(report, rules.report_seconds, rules.report_on_change)]
 

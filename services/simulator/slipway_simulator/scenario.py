@@ -64,6 +64,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat_seconds: Positive = 120.0
     report_seconds: Positive = 10.0
     report_on_change: bool = True
+    reports: bool = True  # false: another monitor reports the queue
     valid_for_seconds: Positive = 300.0
     # Time after which the claim of an external worker expires without renewal, long enough for a few lost renewals. In
     # real seconds, because external workers run in real time.

@@ -125,6 +125,16 @@ async def test_changes_can_wait_for_the_next_report() -> None:
     task.cancel()
 
 
+async def test_another_monitor_may_report() -> None:
+    run = Run(reports=False)
+    run.set_level(3)
+    task = asyncio.create_task(run.reporter.run())
+    await soon(lambda: run.reporter.connected)
+    assert run.reporter.due() == []
+    assert run.pending == []
+    task.cancel()
+
+
 async def test_only_the_newest_level_outlives_an_outage() -> None:
     """While the broker is down, nothing is recorded as reported; afterwards the newest level is sent."""
     run = Run()

@@ -16,10 +16,10 @@ CODES_SHOWN: Final = 2
 
 
 def screen(
-    found: Evidence, report: Report, *, pool: str, played: str, faults: Sequence[str], machines: str
+    found: Evidence, report: Report, *, pool: str, played: str, faults: Sequence[str], figures: Sequence[str]
 ) -> Iterator[str]:
-    """At most ten lines of a terminal, unless something is wrong. `played`: length and speed of the run; `machines`:
-    figures of real ones, or empty."""
+    """At most ten lines of a terminal, unless something is wrong. `played`: length and speed of the run; `figures`:
+    lines on real machines and queues."""
     tasks = sum(isinstance(fact, facts.TaskArrived) for fact in found.ledger)
     done = sum(isinstance(fact, facts.TaskEnded) and fact.result == "done" for fact in found.ledger)
     yield f"Shown: {played}, {done} of {tasks} tasks done"
@@ -33,8 +33,8 @@ def screen(
         )
         refusals = ", ".join(f"{count} with {code}" for code, count in refused.most_common(CODES_SHOWN))
         yield f"  faults: {', '.join(faults)}; calls that the cloud refused: {refusals or 'none'}"
-    if machines:
-        yield f"  {machines}"
+    for line in figures:
+        yield f"  {line}"
     for problem in report.problems:
         yield f"  PROBLEM {problem}"
     yield report.line()

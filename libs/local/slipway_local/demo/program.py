@@ -1,6 +1,6 @@
 """The demo (`make demo`): a whole Slipway on this machine, narrated and checked.
 
-Arguments come from the environment: DURATION, PROVIDER, SPEED, SEED, FAULTS, DEMAND, PLAIN.
+Arguments come from the environment: DURATION, PROVIDER, QUEUE, SPEED, SEED, FAULTS, DEMAND, PLAIN.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ from slipway_local.demo.deployment import PARTITIONS, Deployment
 from slipway_local.demo.ec2_machines import Ec2Machines
 from slipway_local.demo.narrate import narrate
 from slipway_local.demo.observed import Observed
+from slipway_local.demo.redis_queue import RedisQueue
 from slipway_local.demo.terraform_machines import TerraformMachines
 from slipway_local.ec2.faults import NOTATION as EC2_FAULTS
 from slipway_local.servers.child import StartFailed
@@ -94,6 +95,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
 
     duration_seconds: float
     provider: str
+    queue: str
     speed: float
     seed: int
     faults: tuple[Fault, ...]
@@ -118,6 +120,8 @@ def parse_arguments(environment: Mapping[str, str]) -> Arguments:
     provider = environment.get("PROVIDER") or "simulated"
     if provider not in DECLARATIONS:
         raise ValueError(f"PROVIDER={provider}: expected one of {', '.join(DECLARATIONS)}")
+    if (queue := environment.get("QUEUE", "")) not in ("", "redis"):
+        raise ValueError(f"QUEUE={queue}: expected redis, or none for the simulator's own reports")
     fastest = 1000 if provider == "simulated" else AGENTS_SPEED_MAX
     if not 0 < speed <= fastest:
         raise ValueError(f"SPEED={speed:g}: expected a number above 0 and at most {fastest}")
@@ -145,6 +149,7 @@ def parse_arguments(environment: Mapping[str, str]) -> Arguments:
     return Arguments(
         duration_seconds=duration,
         provider=provider,
+        queue=queue,
         speed=speed,
         seed=seed,
         faults=parsed,
@@ -173,6 +178,7 @@ def scenario(arguments: Arguments) -> dict[str, Any]:
         "pools": {pool_of(arguments): source},
         "accounts": {"*": {}},
         "visibility_seconds": 5,
+        "reports": not arguments.queue,
         "faults": msgspec.to_builtins(arguments.faults if arguments.provider == "simulated" else ()),
     }
 
@@ -223,6 +229,7 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
         environment=environments(arguments, folder),
     )
     machines: Observed | None = None
+    queue = RedisQueue(deployment, pool_of(arguments)) if arguments.queue else None
     narration: asyncio.Task[None] | None = None
     environment = ""
     try:
@@ -236,6 +243,8 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
         await deployment.apply(declared)
         if machines is not None:
             await machines.play()
+        if queue is not None:
+            await queue.start(supervisor)
         started = await deployment.call("POST", "simulator", "/scenario", scenario(arguments))
         environment = write_environment(deployment, declared)
         print(f"Started in {monotonic_seconds() - began:.1f} s{deployment.java_used}.", flush=True)
@@ -267,6 +276,8 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
         report = path_check.judge(found)
         if machines is not None:
             report = msgspec.structs.replace(report, problems=[*report.problems, *machines.problems(found)])
+        if queue is not None:
+            report = msgspec.structs.replace(report, problems=[*report.problems, *queue.problems(found)])
         print(
             *closing.screen(
                 found,
@@ -274,7 +285,7 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
                 pool=pool_of(arguments),
                 played=played(arguments),
                 faults=[fault.name for fault in arguments.faults],
-                machines=machines.summary(found) if machines is not None else "",
+                figures=[each.summary(found) for each in (machines, queue) if each is not None],
             ),
             sep="\n",
             flush=True,
@@ -289,6 +300,8 @@ async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
         raise
     finally:
         await stop_narration(narration)
+        if queue is not None:
+            queue.stop()
         if environment and ENVIRONMENT.exists() and ENVIRONMENT.read_text() == environment:
             ENVIRONMENT.unlink()
             APPLIED.unlink(missing_ok=True)
