@@ -167,6 +167,16 @@ async def registration_key(value: str, target: Target) -> Answer:
     return refused(f"start with the registration key {value!r}", await target.starts(environment))
 
 
+async def commands_as_service(target: Target) -> Answer:
+    """A provider whose commands would read what the service reads, without a word of the operator about it."""
+    environment = {
+        "SLIPWAY_REGISTRATION_KEYS": KEY,
+        "SLIPWAY_PROVIDERS": "process",
+        "SLIPWAY_COMMANDS_AS_SERVICE": "no",
+    }
+    return refused("start with SLIPWAY_PROVIDERS=process alone", await target.starts(environment))
+
+
 async def bad_entry(entry: str, target: Target) -> Answer:
     """A bad entry of the tokens file locks nobody else out, and gives nothing."""
     target.write_tokens(entry.format(hash=hash_of("bad")))
@@ -376,6 +386,7 @@ async def nul_in_path(target: Target) -> Answer:
 def _doors() -> dict[str, Door]:
     doors = {name: Door(partial(declare, account)) for name, account in STATED.items()}
     doors |= {"parent-in-proc": Door(read_parent, beside=True)}
+    doors |= {"commands-as-service": Door(commands_as_service)}
     doors |= {name: Door(script) for name, script in OWNED.items()}
     doors |= {"other-owner-terminates": Door(terminate)}
     doors |= {"registration-key-empty": Door(partial(registration_key, ""))}

@@ -15,7 +15,7 @@ from aiokafka.errors import InvalidReplicationFactorError
 from slipway_api.events.alert import START_SECONDS, AlertRaised, AlertResolved
 from slipway_api.events.topics import SERVICE_HEARTBEAT, WORKER_LIFECYCLE
 from slipway_common.messaging import topic_admin
-from slipway_common.service import Service, ServiceSettings
+from slipway_common.service import Service, ServiceSettings, StartNotice
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -150,6 +150,22 @@ async def test_unowned_partition_is_alerted(place: Place) -> None:
         await probe._watch_partitions(place.database)
     rows = await place.database.fetch("SELECT type FROM outbox ORDER BY id")
     assert [row["type"] for row in rows] == [AlertRaised.type, AlertResolved.type]
+
+
+async def test_a_notice_of_the_start_lasts_as_long_as_the_process(place: Place) -> None:
+    """The next process of the instance, which was started otherwise, resolves it."""
+    settings = ServiceSettings(database_url=place.url, kafka="nowhere:1")
+    for applies in (True, False):
+        notice = StartNotice(
+            "odd-start", applies=applies, summary="odd", effect="e", doing="d", command="slipway doctor"
+        )
+        probe = Service(SERVICE, settings, start_notices=[notice])
+        probe._began -= START_SECONDS
+        for _ in range(2):
+            await probe._watch_partitions(place.database)
+    rows = await place.database.fetch("SELECT type, value FROM outbox ORDER BY id")
+    assert [row["type"] for row in rows] == [AlertRaised.type, AlertResolved.type]
+    assert b'"severity":"notice"' in rows[0]["value"]
 
 
 async def test_a_slow_start_is_no_page_unless_records_wait(place: Place) -> None:

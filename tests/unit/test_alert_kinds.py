@@ -9,7 +9,14 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 GUIDE: Final = ROOT / "docs/guides/operators.md"
 # Calls that name a kind, and the place of the kind among their arguments.
-NAMED_BY: Final = {"alert_identity": 1, "_identity": 0, "alert_key": 1, "PartitionAlert": 0, "record_gap": 3}
+NAMED_BY: Final = {
+    "alert_identity": 1,
+    "_identity": 0,
+    "alert_key": 1,
+    "PartitionAlert": 0,
+    "StartNotice": 0,
+    "record_gap": 3,
+}
 # Of another module's constant, and those that one function raises, for the kind of their key.
 ELSEWHERE: Final = {
     "foreign-position",

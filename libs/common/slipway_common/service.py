@@ -96,6 +96,23 @@ class Loop(msgspec.Struct, frozen=True):
     pause_seconds: float = 0.0
 
 
+class StartNotice(msgspec.Struct, frozen=True):
+    """A notice of how a process was started, open for as long as it runs. Unless it `applies`, an open one of an
+    earlier process of the same instance is resolved."""
+
+    kind: str
+    applies: bool
+    summary: str
+    effect: str
+    doing: str
+    command: str
+
+    @property
+    def texts(self) -> dict[str, str]:
+        names = ("summary", "effect", "doing", "command")
+        return {name: getattr(self, name) for name in names} | {"severity": "notice"}
+
+
 class Service:
     """A service process, composed in `main.py` and started by `run()`."""
 
@@ -115,6 +132,7 @@ class Service:
         retention: Retention = (),
         schema_minimum: str = "0001",
         renewed: Renewed | None = None,
+        start_notices: Sequence[StartNotice] = (),
     ) -> None:
         """`runtime` is passed if other objects need it before the service exists. `work` is done by the leader only.
         `retention` is that of the service's own tables.
@@ -144,6 +162,7 @@ class Service:
         self.renewed = renewed or stop_nothing
         self._began = monotonic_seconds()
         self.tokens = Tokens(settings.tokens_file)
+        self._start_notices = [(one, PartitionAlert(one.kind, name, settings.instance)) for one in start_notices]
         self._refused_tokens = PartitionAlert("tokens-refused", name, settings.instance)
         self._unowned = PartitionAlert("unowned-partition", name, settings.instance)
         self._unsendable = PartitionAlert("unsendable-partition", name, settings.instance)
@@ -393,13 +412,17 @@ class Service:
             events = [
                 *await alerts.claim_unpublished(db),
                 *await alerts.passed(db),
-                *await alerts.abandoned(db, [self._unowned.kind, self._unsendable.kind]),
+                *await alerts.abandoned(db, [alert.kind for alert in self._own_alerts()]),
                 *map(outbox.Tombstone, await alerts.claim_closed(db)),
             ]
             await outbox.enqueue(db, events)
         if events:
             self.runtime.publish()
         return bool(events)
+
+    def _own_alerts(self) -> "list[PartitionAlert]":
+        """Alerts that this process confirms while they are open."""
+        return [self._unowned, self._unsendable, self._refused_tokens, *(alert for _, alert in self._start_notices)]
 
     async def _watch_partitions(self, database: Database) -> bool:
         """Raise an alert while an assigned partition cannot be claimed, and one while a partition cannot be sent to;
@@ -409,7 +432,7 @@ class Service:
         places = [] if publication is None else publication.unsendable(UNSENDABLE_ALERT_SECONDS)
         late = [r for r in readings if r.unowned_for_seconds() > kafka.UNOWNED_ALERT_SECONDS]
         is_starting = monotonic_seconds() - self._began < START_SECONDS
-        for alert in (self._unowned, self._unsendable, self._refused_tokens):
+        for alert in self._own_alerts():
             if not is_starting:
                 await alert.take_over(database)
             await alert.confirm(database)
@@ -424,6 +447,11 @@ class Service:
                 effect="requests with these tokens are refused; all other tokens work",
                 doing="reads the file again when it changes",
                 command="slipway token check --file TOKENS",
+            ),
+            *(
+                event
+                for one, alert in self._start_notices
+                for event in alert.changes([one.kind] if one.applies else [], **one.texts)
             ),
             *self._unowned.changes(
                 unowned,
@@ -442,6 +470,8 @@ class Service:
             self.runtime.publish()
         self._unowned.raised, self._unsendable.raised = bool(unowned), bool(unsendable)
         self._refused_tokens.raised = bool(refused)
+        for one, alert in self._start_notices:
+            alert.raised = one.applies
         return False
 
 
@@ -483,6 +513,7 @@ class PartitionAlert:
         effect: str,
         doing: str = "retries every few seconds",
         command: str = "slipway doctor  # then read the log of the service",
+        severity: str = "page",
     ) -> list[AlertRaised | AlertResolved]:
         """The event to publish; empty if nothing has changed."""
         if bool(names) == self.raised:
@@ -498,6 +529,7 @@ class PartitionAlert:
                 effect=effect,
                 doing=doing,
                 command=command,
+                severity=severity,
             )
         ]
 

@@ -13,6 +13,7 @@ from random import Random
 from prometheus_client import start_http_server
 
 from slipway_api.events.pool import DemandReported
+from slipway_common.base.process.groups import keep_private
 from slipway_common.base.settings import from_environment
 from slipway_common.declaration.strict_yaml import Invalid
 from slipway_common.observability import telemetry
@@ -122,6 +123,7 @@ def _described(report: DemandReported) -> str:
 
 async def _run(entries: list[Entry], settings: Settings) -> None:
     """Report until SIGTERM or SIGINT."""
+    keep_private()
     if settings.port:
         start_http_server(settings.port, settings.host)
     reporting = asyncio.create_task(_report(entries, settings))

@@ -9,8 +9,9 @@ from typing import Final
 
 from slipway_api.events.topics import LAUNCH_CONFIG_SIGNAL, LEASE_LIFECYCLE, POOL_DEMAND
 from slipway_common.base.settings import from_environment
+from slipway_common.base.text import listed
 from slipway_common.measure import MEASURE_SECONDS
-from slipway_common.service import Loop, Service
+from slipway_common.service import Loop, Service, StartNotice
 from slipway_common.web.runtime import Runtime
 from slipway_provisioner.apply.enrolment import Enroller
 from slipway_provisioner.apply.recovery import stop_until_confirmed
@@ -44,7 +45,7 @@ from slipway_provisioner.loops.measure import measure
 from slipway_provisioner.loops.watch import Watch, effects
 from slipway_provisioner.loops.work import work
 from slipway_provisioner.providers.installed import installed
-from slipway_provisioner.providers.operator import UnusableSettings, permitted
+from slipway_provisioner.providers.operator import UnusableSettings, permitted, running_commands
 from slipway_provisioner.providers.operator import resolve as resolve_account
 from slipway_provisioner.providers.port import Provider, ProviderSettings, TerraformSettings
 from slipway_provisioner.settings import Settings
@@ -69,9 +70,16 @@ def build(settings: Settings) -> Service:
                 lambda: runtime.database, KeyRing(settings.state_keys), resolve=partial(resolve_account, providers)
             ),
             terraform=_terraform(settings),
+            child_user=settings.user_of_children(),
         )
     )
     providers |= permitted(found, settings.operator_settings())
+    commands_of = [] if settings.child_user else running_commands(providers)
+    if commands_of and not settings.commands_as_service:
+        raise UnusableSettings(
+            f"{listed(commands_of)} would run commands as the user of this service, who reads its keys and passwords; "
+            "set SLIPWAY_CHILD_USER to another user, or SLIPWAY_COMMANDS_AS_SERVICE=yes"
+        )
     launcher = Launcher(settings, providers)
     heartbeats = HeartbeatView()
     unavailable = partial(heartbeats.unavailable_seconds, after_seconds=settings.unavailable_after_seconds)
@@ -185,6 +193,16 @@ def build(settings: Settings) -> Service:
         retention=RETENTION,
         schema_minimum="0001",
         renewed=stop_until_confirmed,
+        start_notices=[
+            StartNotice(
+                "commands-as-service",
+                applies=bool(commands_of),
+                summary=f"{listed(commands_of)} may run commands as the user of the provisioner",
+                effect="who may declare an account of it can have a command read what this service reads",
+                doing="runs them, since SLIPWAY_COMMANDS_AS_SERVICE is set",
+                command="slipway doctor  # until SLIPWAY_CHILD_USER is set instead",
+            )
+        ],
     )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from slipway_common.base.process.users import ChildUser
 from slipway_common.base.settings import current_value
 from slipway_common.base.tls import client_context
 from slipway_common.declaration.fields import Money, Place, Provider
@@ -43,6 +44,12 @@ class Settings(SignalSettings):
     """Providers that declarations may use, by name and with commas between them [default: those that run no commands].
     As a mapping in YAML, usually in the file of SLIPWAY_PROVIDERS_FILE, it also has each provider's `entries` (files,
     executables and endpoints) and `credentials`, which declarations name."""
+    child_user: str = ""
+    """User of this host as whom commands and modules of providers run. The service is then started as root, or with the
+    right to become that user [default: the user of this service, who reads its files and passwords]."""
+    commands_as_service: bool = False
+    """True: commands and modules may run as the user of this service. Without it and `child_user`, it does not start
+    with a provider in `providers` that runs some."""
     state_keys: str = ""
     """Keys that encrypt the states of Terraform workspaces, one a line: the base64 of 32 random bytes. The first one
     encrypts, all decrypt [default: none, and no workspace is made]."""
@@ -147,6 +154,17 @@ class Settings(SignalSettings):
     def operator_settings(self) -> OperatorSettings | None:
         """Providers that may be declared, with the operator's settings; None: those that run no commands."""
         return _operator_settings(self.providers)
+
+    @field_validator("child_user")
+    @classmethod
+    def _usable_user(cls, name: str) -> str:
+        if name:
+            ChildUser.named(name)
+        return name
+
+    def user_of_children(self) -> ChildUser | None:
+        """User as whom commands and modules run; None: that of this service."""
+        return ChildUser.named(self.child_user) if self.child_user else None
 
     @field_validator("state_keys")
     @classmethod

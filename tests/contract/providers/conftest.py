@@ -164,7 +164,7 @@ async def on_this_host(local: Processes, folder: Path) -> AsyncIterator[Setup]:
         log = folder / f"{asked.batch_id}-2.log"
         os.mkfifo(log)
         call = asyncio.create_task(local.create(logging, asked))
-        await until(leaders, "the first process was started")
+        await until(lambda: any(folder.glob("[0-9]*[0-9]")), "the first process has become its command")
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call

@@ -1,6 +1,7 @@
 """Operator's settings of providers: a declaration picks entries and credentials by name, and states none of them."""
 
 import inspect
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ import pytest
 from slipway_api.events.worker import Scope
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.operator import OperatorSettings, operator_settings
+from slipway_provisioner.main import build
 from slipway_provisioner.providers.installed import installed
 from slipway_provisioner.providers.operator import UnusableSettings, permitted, resolve
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, Refused
@@ -203,3 +205,25 @@ def test_names_alone_permit_providers(text: str) -> None:
 
 def test_the_default_is_none() -> None:
     assert Settings(database_url="", kafka="", registration_keys=KEY).operator_settings() is None
+
+
+@pytest.mark.parametrize(
+    ("given", "starts"),
+    [
+        ({"providers": "simulated"}, True),
+        ({"providers": "simulated,process"}, False),
+        ({"providers": "process", "commands_as_service": True}, True),
+        ({"providers": "process", "child_user": "daemon"}, True),
+    ],
+)
+def test_commands_run_as_the_service_only_if_the_operator_says_so(given: dict[str, Any], starts: bool) -> None:
+    """As its user they read its keys and passwords, so that there is a notice while they may."""
+    if "child_user" in given and os.geteuid() != 0:
+        pytest.skip("becomes another user")
+    settings = Settings(database_url="", kafka="", registration_keys=KEY, **given)
+    if not starts:
+        with pytest.raises(UnusableSettings, match=r"process would run commands .*; set SLIPWAY_CHILD_USER"):
+            build(settings)
+        return
+    ((notice, _),) = build(settings)._start_notices
+    assert notice.applies == settings.commands_as_service

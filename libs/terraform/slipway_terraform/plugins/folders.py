@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from slipway_common.base.process.guard import Guard
+from slipway_common.base.process.users import ChildUser
 from slipway_terraform import metrics
 
 # Every folder with this prefix may be removed by `sweep`: give no other folder such a name.
@@ -16,10 +17,12 @@ NAME: Final = "slipway-tf-"
 
 
 class SocketFolders:
-    """One folder in `parent` with a folder for each plugin. Nothing is made before the first plugin."""
+    """One folder in `parent` with a folder for each plugin, which belongs to `user` [default: ours]. Nothing is made
+    before the first plugin."""
 
-    def __init__(self, parent: Path) -> None:
+    def __init__(self, parent: Path, user: ChildUser | None = None) -> None:
         self.parent = parent
+        self._user = user
         self._folder: Path | None = None
         # More than one if somebody removes our folder, as cleaners of temporary files do.
         self._owned: list[tuple[Guard, int]] = []
@@ -33,6 +36,8 @@ class SocketFolders:
         self._number += 1
         folder = self._folder / str(self._number)
         folder.mkdir(mode=0o700)
+        if self._user is not None:
+            self._user.own(folder)
         return folder, self._owned[-1][0]
 
     def close(self) -> None:
@@ -58,6 +63,8 @@ class SocketFolders:
             os.close(lock)
             raise
         guard.remove(folder)
+        if self._user is not None:
+            folder.chmod(0o711)  # its processes pass through to their own folders
         self._owned.append((guard, lock))
         return folder
 

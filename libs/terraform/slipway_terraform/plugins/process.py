@@ -8,6 +8,7 @@ from typing import Final
 
 from slipway_common.base.process.guard import Guard
 from slipway_common.base.process.programs import Program
+from slipway_common.base.process.users import ChildUser
 from slipway_terraform.domain.redaction import redacted
 
 LINES_KEPT: Final = 50
@@ -27,6 +28,7 @@ class PluginProcess(Program):
         secrets: Sequence[str],
         guard: Guard,
         on_line: Callable[[str], None],
+        user: ChildUser | None = None,
     ) -> None:
         super().__init__(
             command,
@@ -37,6 +39,7 @@ class PluginProcess(Program):
             on_error=lambda line: self._errors.append(line.decode(errors="replace")),
             line_bytes_max=LINE_BYTES_MAX,
             cleanup=lambda: shutil.rmtree(folder, ignore_errors=True),
+            user=user,
         )
         self._secrets, self._read = secrets, on_line
         self._output: deque[str] = deque(maxlen=LINES_KEPT)

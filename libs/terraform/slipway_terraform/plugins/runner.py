@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from slipway_common.base.process.guard import Guard
 from slipway_common.base.process.programs import NOT_EXECUTED
+from slipway_common.base.process.users import ChildUser
 from slipway_terraform.domain.errors import (
     HandshakeTimeout,
     ProviderIncompatible,
@@ -50,10 +51,13 @@ RESERVED: Final = ("PLUGIN_", "TF_PLUGIN_", "TF_REATTACH_")
 
 class PluginRunner:
     """Starts plugins. Their sockets are in a folder of the runner in `folder` [default: the system's temporary folder],
-    which only our user can read, since they have no other protection."""
+    which only `user`, as whom they run [default: ours], can read, since they have no other protection."""
 
-    def __init__(self, folder: Path | None = None, *, start_seconds: float = START_SECONDS) -> None:
-        self._folders = SocketFolders(Path(tempfile.gettempdir()) if folder is None else folder)
+    def __init__(
+        self, folder: Path | None = None, *, start_seconds: float = START_SECONDS, user: ChildUser | None = None
+    ) -> None:
+        self._folders = SocketFolders(Path(tempfile.gettempdir()) if folder is None else folder, user)
+        self._user = user
         self._start_seconds = start_seconds
         self._digests = Digests()
 
@@ -137,6 +141,7 @@ class PluginRunner:
             secrets=secrets_of(spec.configuration, spec.environment),
             guard=guard,
             on_line=on_line,
+            user=self._user,
         )
         try:
             async with asyncio.timeout(self._start_seconds):

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from slipway_common.base.process.users import ChildUser
 from slipway_terraform import metrics
 from slipway_terraform.domain.diagnostics import DISK_FULL, Codes, failure_of
 from slipway_terraform.domain.errors import (
@@ -32,7 +33,7 @@ from slipway_terraform.domain.sensitive import secrets_of
 from slipway_terraform.domain.specs import ProviderSpec
 from slipway_terraform.domain.state import foreign_providers, is_state, outputs
 from slipway_terraform.domain.tools import Tool, tool_of
-from slipway_terraform.runs.files import ERRORED_STATE, STATE, RunFolder
+from slipway_terraform.runs.files import ERRORED_STATE, STATE, RunFolder, read_written
 from slipway_terraform.runs.operations import Operation, checked_name
 from slipway_terraform.runs.preparing import Prepared, Preparing, undeclared
 from slipway_terraform.runs.process import Ended, Interruption, run_process
@@ -110,7 +111,7 @@ class DriverSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a driver. `tool` is the path of Terraform or OpenTofu, `folder` is used by this driver alone.
 
     `mirror` is a filesystem mirror of providers, from which the CLI's own plugins are installed. `codes` are the scopes
-    of the cloud's error codes. `environment` is added to that of each CLI.
+    of the cloud's error codes. `environment` is added to that of each CLI. Processes run as `user` [default: ours].
     """
 
     tool: Path
@@ -120,6 +121,7 @@ class DriverSettings(msgspec.Struct, frozen=True, kw_only=True):
     grace_seconds: float = 10.0
     codes: Codes = {}
     environment: Mapping[str, str] = {}
+    user: ChildUser | None = None
 
 
 class Driver:
@@ -130,7 +132,7 @@ class Driver:
         self.scheduler = scheduler
         self.operations: dict[str, Operation] = {}
         """Last operation of each workspace, until it is forgotten."""
-        self._folder = RunFolder(settings.folder)
+        self._folder = RunFolder(settings.folder, settings.user)
         self._slots = asyncio.Semaphore(settings.max_runs)
         self._closed = False
 
@@ -142,7 +144,7 @@ class Driver:
         except BaseException:
             await asyncio.to_thread(self._folder.close)
             raise
-        self._preparing = Preparing(self._folder.prepared, self.tool, self._install)
+        self._preparing = Preparing(self._folder, self.tool, self._install)
         return self
 
     async def __aexit__(
@@ -305,8 +307,8 @@ class Driver:
                 ended = await self._run_tool(arguments, folder, output, environment, temporary, interruption)
             finally:
                 timer.cancel()
-            errored = _state(folder / ERRORED_STATE) or output.emergency_state
-            after = _state(folder / STATE)
+            errored = _state(folder / ERRORED_STATE, self.settings.user) or output.emergency_state
+            after = _state(folder / STATE, self.settings.user)
         plugins = Plugins.OWN if is_own else Plugins.LEASED
         metrics.RUN_SECONDS.labels(command, plugins).observe(loop.time() - begin)
         is_lost = request.state is not None and after is None and errored is None
@@ -391,6 +393,7 @@ class Driver:
                 interruption=interruption,
                 grace_seconds=self.settings.grace_seconds,
                 guard=self._folder.guard,
+                user=self.settings.user,
             )
 
     async def _identify(self) -> Tool:
@@ -407,11 +410,11 @@ class Driver:
         return tool_of(str(path), "\n".join(output.text))
 
 
-def _state(path: Path) -> bytes | None:
+def _state(path: Path, user: ChildUser | None) -> bytes | None:
     """Content of a state file; None if it is missing, truncated or unreadable, as without free file descriptors. No
     error is raised, since that would mean that nothing was run."""
     try:
-        content = path.read_bytes()
+        content = read_written(path, user)
     except FileNotFoundError:
         return None
     except OSError as error:

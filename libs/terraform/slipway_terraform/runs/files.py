@@ -8,11 +8,13 @@ import logging
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from slipway_common.base.process.guard import Guard
+from slipway_common.base.process.users import ChildUser
 from slipway_terraform.domain.errors import DiskFull, OperationInProgress, SpecInvalid
 from slipway_terraform.domain.sockets import SOCKET_BYTES_MAX
 
@@ -44,6 +46,17 @@ def disk_full(what: str) -> Iterator[None]:
         raise DiskFull(f"no space on the disk for {what}: {error.strerror}; free some. Nothing was run") from error
 
 
+def read_written(path: Path, user: ChildUser | None) -> bytes:
+    """Content of a file that a process has written. Raises OSError, also unless it is a file of the process's user: a
+    link of a module could name one that only we may read."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or (user is not None and found.st_uid != user.uid):
+            raise PermissionError(errno.EPERM, "no file of the process's user", str(path))
+        return file.read()
+
+
 def write_private(path: Path, content: bytes) -> None:
     """Write a new file that only its owner may read."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -53,10 +66,12 @@ def write_private(path: Path, content: bytes) -> None:
 
 class RunFolder:
     """Folder of a driver. Only one driver uses it at a time. After a kill its guard ends the CLI processes and removes
-    what is secret."""
+    what is secret. Processes of another `user` get folders of their own in it, and pass through ours."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, user: ChildUser | None = None) -> None:
         self.path = path.absolute()
+        self.user = user
+        self._mode = 0o700 if user is None else 0o711
         self._lock: int | None = None
         self._guard: Guard | None = None
 
@@ -66,7 +81,7 @@ class RunFolder:
         with disk_full("the folder of runs"), contextlib.ExitStack() as undo:
             try:
                 self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self.path.chmod(0o700)
+                self.path.chmod(self._mode)
                 self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             except OSError as error:
                 if error.errno in _FULL:
@@ -84,7 +99,10 @@ class RunFolder:
             remove(self._files)  # of a driver that was killed together with its guard
             for name in (PREPARED, WORKSPACES, HOME, TEMPORARY):
                 (self._files / name).mkdir(parents=True, mode=0o700)
+            for folder in (self._files, *(self._files / name for name in (PREPARED, WORKSPACES, TEMPORARY))):
+                folder.chmod(self._mode)
             write_private(self._files / CLI_CONFIG, _cli_config(mirror).encode())
+            self.give(self._files / CLI_CONFIG, self._files / HOME)
             self._guard = Guard()
             self._guard.remove(self._files)
             undo.pop_all()
@@ -98,6 +116,11 @@ class RunFolder:
     def prepared(self) -> Path:
         """Folder of what runs share."""
         return self._files / PREPARED
+
+    def give(self, *paths: Path) -> None:
+        """Make files and folders, with all that is in them, those of the user of the processes."""
+        if self.user is not None:
+            self.user.own(*paths)
 
     def close(self) -> None:
         """Remove everything and release the lock."""
@@ -135,6 +158,7 @@ class RunFolder:
         path = self._files / TEMPORARY / secrets.token_hex(4)
         with disk_full("a temporary folder"):
             path.mkdir(mode=0o700)
+            self.give(path)
         try:
             yield path
         finally:
@@ -159,6 +183,7 @@ class RunFolder:
                     write_private(path / name, content)
                 if state is not None:
                     write_private(path / STATE, state)
+                self.give(path)
             yield path
         finally:
             remove(path)

@@ -19,7 +19,7 @@ from slipway_terraform.domain.root import FILE, FOLDER, MODULE
 from slipway_terraform.domain.sources import local_name, qualified
 from slipway_terraform.domain.specs import ProviderSpec
 from slipway_terraform.domain.tools import Tool
-from slipway_terraform.runs.files import DATA, disk_full, remove
+from slipway_terraform.runs.files import DATA, RunFolder, disk_full, remove
 from slipway_terraform.runs.modules import configuration, copy_module
 from slipway_terraform.runs.process import Ended
 
@@ -45,8 +45,9 @@ class Prepared(msgspec.Struct, frozen=True):
 class Preparing:
     """Prepared folders by what they contain. Callers that need the same one share its installation."""
 
-    def __init__(self, folder: Path, tool: Tool, run: RunTool) -> None:
-        self._folder, self._tool, self._run = folder, tool, run
+    def __init__(self, folder: RunFolder, tool: Tool, run: RunTool) -> None:
+        self._folder, self._give = folder.prepared, folder.give
+        self._tool, self._run = tool, run
         self._tasks: dict[str, asyncio.Task[Prepared]] = {}  # the latest last
         self._users: Counter[str] = Counter()
 
@@ -82,6 +83,7 @@ class Preparing:
                 (folder / FOLDER).mkdir(parents=True, mode=0o700)
                 await asyncio.to_thread(copy_module, module, digest, folder / FOLDER)
                 (folder / FILE).write_bytes(_root(specs))
+                self._give(folder)
             await self._install(module, folder, INIT if specs else GET)
             await asyncio.to_thread(_check_digests, folder / DATA / "providers", specs)
             return Prepared(folder, needs(configuration(_folders(folder))))

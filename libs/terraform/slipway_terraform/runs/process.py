@@ -10,6 +10,7 @@ import msgspec
 
 from slipway_common.base.process.guard import Guard
 from slipway_common.base.process.programs import Program
+from slipway_common.base.process.users import ChildUser
 
 LINE_BYTES_MAX: Final = 64 * 2**20
 """What exceeds it is dropped. The longest lines are states that the CLI could write to no file."""
@@ -47,8 +48,9 @@ async def run_process(
     interruption: Interruption,
     grace_seconds: float,
     guard: Guard,
+    user: ChildUser | None = None,
 ) -> Ended:
-    """Run a program to its end and `feed` each line that it prints, also those of stderr.
+    """Run a program to its end, as `user` [default: ours], and `feed` each line that it prints, also those of stderr.
 
     When interrupted it gets SIGINT; what is left of its process group after `grace_seconds` gets SIGKILL, and so does
     all that it leaves behind there. A process that has left the group, such as a daemon of a module, delays nothing. A
@@ -63,6 +65,7 @@ async def run_process(
         on_line=feed,
         on_error=feed,
         line_bytes_max=LINE_BYTES_MAX,
+        user=user,
     )
     running = asyncio.ensure_future(_run(program))
     interrupting = asyncio.ensure_future(_interrupt(program, interruption, grace_seconds))

@@ -4,13 +4,13 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
 import msgspec
 from pydantic import Field
 
-from slipway_common.base.process.groups import CannotStart, Group
+from slipway_common.base.process.groups import CannotStart, Group, handed_on
 from slipway_monitor.domain.counts import Counts, Unreadable
 from slipway_monitor.sources.http import JsonSettings, counted
 
@@ -19,9 +19,11 @@ CHUNK_BYTES: Final = 65_536
 
 
 class ExecSettings(JsonSettings):
-    """Settings of a queue that a command counts."""
+    """Settings of a queue that a command counts. `environment` names variables of the monitor that it gets, beside
+    PATH, HOME, LANG and TMPDIR."""
 
     command: Annotated[tuple[str, ...], Field(min_length=1)]
+    environment: tuple[str, ...] = ()
 
 
 class ExecSource:
@@ -36,7 +38,7 @@ class ExecSource:
     async def read(self) -> Sequence[Counts]:
         program = self._settings.command[0]
         try:
-            code, output = await _printed(self._settings.command)
+            code, output = await _printed(self._settings.command, handed_on(self._settings.environment))
         except CannotStart as error:
             raise Unreadable(str(error)) from None
         if len(output) > OUTPUT_BYTES_MAX:
@@ -53,7 +55,7 @@ class ExecSource:
         pass
 
 
-async def _printed(command: Sequence[str]) -> tuple[int, bytearray]:
+async def _printed(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, bytearray]:
     """Exit code of a command, and what it printed, or so much that it is too much. Its errors, which may be secret, are
     dropped. Raises CannotStart."""
     reading, writing = os.pipe()
@@ -63,7 +65,7 @@ async def _printed(command: Sequence[str]) -> tuple[int, bytearray]:
     )
     try:
         try:
-            group = Group.start(command, os.environ, stdout=writing, stderr=subprocess.DEVNULL)
+            group = Group.start(command, environment, stdout=writing, stderr=subprocess.DEVNULL)
         finally:
             os.close(writing)
         # The rest of its group ends with the command, so that a child in the background does not hold the pipe.

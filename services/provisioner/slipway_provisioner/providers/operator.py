@@ -42,6 +42,15 @@ def permitted(providers: Mapping[str, Provider], settings: OperatorSettings | No
     return cast("dict[str, Provider]", found)
 
 
+def running_commands(providers: Mapping[str, Provider]) -> list[str]:
+    """Names of the providers that may be declared and run commands on this host."""
+    return sorted(
+        name
+        for name, provider in providers.items()
+        if isinstance(provider, PermittedProvider) and provider.declarable and provider.provider.runs_commands
+    )
+
+
 class PermittedProvider:
     """Provider that sees every account with the operator's settings that its declaration names. Attributes are those of
     the provider; of its methods none sees an account as it was declared."""
@@ -50,6 +59,7 @@ class PermittedProvider:
         self.provider = provider
         self._name = name
         self._settings = settings
+        self.declarable = settings is not None
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.provider, name)

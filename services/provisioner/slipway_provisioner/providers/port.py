@@ -9,6 +9,7 @@ import msgspec
 
 from slipway_api.events.scopes import capacity_key, image_of_provider, lifecycle_of, quota_key
 from slipway_api.events.worker import Outcome, Result, Scope, Stage
+from slipway_common.base.process.users import ChildUser
 from slipway_common.base.redaction import redacted
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain import account_check
@@ -40,13 +41,15 @@ class TerraformSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the provisioner for its providers. No call lasts longer than `timeout_seconds`, unless its account
-    has a timeout of its own. Token buckets of `pacing` are shared by all replicas."""
+    has a timeout of its own. Token buckets of `pacing` are shared by all replicas. Commands and modules run as
+    `child_user` [default: the user of this service]."""
 
     timeout_seconds: float
     pacing: Pacing = msgspec.field(default_factory=LocalBuckets)
     accepted_seconds: float = 3600.0
     workspaces: Workspaces | None = None
     terraform: TerraformSettings = TerraformSettings()
+    child_user: ChildUser | None = None
 
     def timeout(self, account: Account) -> float:
         """Timeout of a call in an account, in seconds."""
@@ -217,7 +220,8 @@ class Provider(Lifecycle, Declarations, LookUps, Protocol):
     real: bool = True
     """Its machines cost money: new pools that declare no mode begin in mode observe."""
     runs_commands: bool = True
-    """Calls start programs on this host. Such a provider may be declared only where SLIPWAY_PROVIDERS lists it."""
+    """Calls start programs on this host. Such a provider may be declared only where SLIPWAY_PROVIDERS lists it, and
+    starts them as `child_user`."""
     operator_settings: frozenset[str] = frozenset()
     """Settings of accounts that are paths, commands or endpoints: the operator states them in SLIPWAY_PROVIDERS, and a
     declaration names the entry that has them."""

@@ -26,8 +26,9 @@ import msgspec
 from slipway_api.events.worker import Outcome, Scope
 from slipway_api.percent import decoded, encoded
 from slipway_common.base.process import identities
-from slipway_common.base.process.groups import ended, filled_pipe
+from slipway_common.base.process.groups import ended, filled_pipe, handed_on
 from slipway_common.base.process.identities import INSTANCE_TAG, TAG_PARTS, Process
+from slipway_common.base.process.programs import launching
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain import account_check
 from slipway_provisioner.domain.account_check import CheckState, Finding
@@ -44,8 +45,6 @@ from slipway_provisioner.providers.port import (
 
 LOG = logger(__name__)
 DEFAULT_COMMAND: Final = ("slipway-worker", "run")
-# No other variables are passed on: the provisioner's environment holds its database URL and keys.
-HANDED_ON: Final = ("PATH", "HOME", "LANG", "TMPDIR")
 # errno → code and scope. There is no scope for any other errno.
 CAPACITY: Final = "InsufficientCapacity"
 COMMAND: Final = "InvalidCommand"
@@ -250,7 +249,10 @@ class Processes(Provider):
         self, account: Account, settings: AccountSettings, request: CreateRequest, number: int
     ) -> "subprocess.Popen[bytes]":
         config = request.config
-        environment = {name: os.environ[name] for name in HANDED_ON if name in os.environ} | settings.environment
+        environment = handed_on()
+        if (user := self.settings.child_user) is not None:
+            environment["HOME"] = user.home
+        environment |= settings.environment
         own = encoded(config["id"], request.incarnation)
         environment[INSTANCE_TAG] = tag_prefix(account, request.batch_id, str(number)) + own
         with ExitStack() as stack:
@@ -258,15 +260,23 @@ class Processes(Provider):
             log: BinaryIO | int = subprocess.DEVNULL
             if settings.log_folder:
                 log = stack.enter_context(_log(Path(settings.log_folder), f"{request.batch_id}-{number}.log"))
-            return subprocess.Popen(
-                settings.command,
+            launched = stack.enter_context(launching(settings.command, environment, user=user))
+            child = subprocess.Popen(
+                launched.argv,
                 stdin=standard_input,
                 stdout=log,
                 stderr=log,
                 env=environment,
                 cwd=settings.work_folder,
+                pass_fds=launched.pass_fds,
                 start_new_session=True,
             )
+            try:
+                launched.check()
+            except OSError:
+                child.wait()
+                raise
+            return child
 
     def _collect_at_end(self, child: "subprocess.Popen[bytes]") -> None:
         task = asyncio.create_task(_collect(child))

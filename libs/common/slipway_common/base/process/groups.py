@@ -25,6 +25,8 @@ CANNOT_RUN: Final = 126
 NOT_FOUND: Final = 127
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_DUMPABLE: Final = 4
+HANDED_ON: Final = ("PATH", "HOME", "LANG", "TMPDIR")
+"""Variables that a service hands on to a command that is not its own. Others hold passwords and keys."""
 POLL_SECONDS: Final = 0.02  # where the kernel does not report the end of a process
 
 
@@ -33,6 +35,11 @@ def keep_private() -> None:
     memory, descriptors and folders in /proc. Unsetting a variable would not hide it. No core is dumped either."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def handed_on(more: Iterable[str] = ()) -> dict[str, str]:
+    """Environment of a command that is not ours, with `more` variables that somebody has listed for it."""
+    return {name: os.environ[name] for name in (*HANDED_ON, *more) if name in os.environ}
 
 
 class CannotStart(Exception):

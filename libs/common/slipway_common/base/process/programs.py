@@ -10,12 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from slipway_common.base.process import launch
 from slipway_common.base.process.guard import Guard
+from slipway_common.base.process.users import ChildUser
 
 LOG = logging.getLogger(__name__)
 CHUNK_BYTES: Final = 64 * 2**10
@@ -32,10 +33,49 @@ PF_EXITING: Final = 0x4
 NOT_EXECUTED: Final = (OSError, ValueError, subprocess.SubprocessError)
 
 
+class Launched:
+    """Arguments of a process that becomes a program by `launch`, and the pipe by which it reports that it cannot."""
+
+    def __init__(self, argv: list[str], read_end: int, write_end: int, program: str) -> None:
+        self.argv, self.pass_fds = argv, (write_end,)
+        self._ends = [read_end, write_end]
+        self._program = program
+
+    def check(self) -> None:
+        """Wait until the started process has become the program. Raises OSError if it has not."""
+        read_end, write_end = self._ends
+        self._ends = []
+        os.close(write_end)
+        with open(read_end, "rb") as status:
+            error = status.read()
+        if error:
+            raise OSError(int(error), os.strerror(int(error)), self._program)
+
+    def close(self) -> None:
+        while self._ends:
+            os.close(self._ends.pop())
+
+
+@contextlib.contextmanager
+def launching(
+    command: Sequence[str], environment: Mapping[str, str], *, user: ChildUser | None = None, parent: int = 0
+) -> Iterator[Launched]:
+    """What starts a command as `user` [default: ours], which ends with the process `parent`, if there is one."""
+    read_end, write_end = os.pipe()
+    program = [sys.executable, "-I", "-S", launch.__file__]
+    own = [str(write_end), str(parent), environment.get("LC_CTYPE", ""), str(user) if user is not None else ""]
+    launched = Launched([*program, *own, *command], read_end, write_end, command[0])
+    try:
+        yield launched
+    finally:
+        launched.close()
+
+
 class Program:
     """One process with its own session, started and awaited by a thread of its own, which kills its descendants after
     its end, and then calls `cleanup`. `guard` kills them if we are killed. `on_line` and `on_error` get the lines of
-    its outputs; what exceeds `line_bytes_max` in a line is dropped, so that no output fills our memory.
+    its outputs; what exceeds `line_bytes_max` in a line is dropped, so that no output fills our memory. It runs as
+    `user` [default: ours].
 
     The parent-death signal is sent when the *thread* ends that started a process, hence the thread.
     """
@@ -51,8 +91,9 @@ class Program:
         on_error: Callable[[bytes], None],
         line_bytes_max: int,
         cleanup: Callable[[], None] = lambda: None,
+        user: ChildUser | None = None,
     ) -> None:
-        self._command, self._environment, self._folder = command, environment, folder
+        self._command, self._environment, self._folder, self._user = command, environment, folder, user
         self._guard, self._cleanup = guard, cleanup
         self._outputs = (on_line, on_error)
         self._line_bytes_max = line_bytes_max
@@ -170,33 +211,25 @@ class Program:
         self._report(self._exited, code)
 
     def _popen(self) -> subprocess.Popen[bytes]:
-        read_end, write_end = os.pipe()
-        try:
-            program = [sys.executable, "-I", "-S", launch.__file__]
-            arguments = [str(write_end), str(os.getpid()), self._environment.get("LC_CTYPE", "")]
+        with launching(self._command, self._environment, user=self._user, parent=os.getpid()) as launched:
             process = subprocess.Popen(
-                [*program, *arguments, *self._command],
+                launched.argv,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=dict(self._environment),
                 cwd=self._folder,
-                pass_fds=(write_end,),
+                pass_fds=launched.pass_fds,
                 start_new_session=True,
             )
-        except BaseException:
-            os.close(read_end)
-            raise
-        finally:
-            os.close(write_end)
-        self.pid = process.pid
-        self._guard.add(process.pid)
-        with open(read_end, "rb") as status:
-            error = status.read()
-        if error:
-            process.communicate()
-            self._guard.forget(process.pid)
-            raise OSError(int(error), os.strerror(int(error)), self._command[0])
+            self.pid = process.pid
+            self._guard.add(process.pid)
+            try:
+                launched.check()
+            except OSError:
+                process.communicate()
+                self._guard.forget(process.pid)
+                raise
         return process
 
     def _report(self, future: asyncio.Future[Any], result: Any) -> None:

@@ -69,7 +69,7 @@ class Terraform(Provider):
         if is_installed() and self.settings.workspaces is not None:
             from slipway_provisioner.providers.terraform.engine import Engine
 
-            self._engine = Engine(self, self.settings.workspaces, self.settings.terraform)
+            self._engine = Engine(self, self.settings.workspaces, self.settings.terraform, self.settings.child_user)
 
     async def close(self) -> None:
         if self._engine is not None:

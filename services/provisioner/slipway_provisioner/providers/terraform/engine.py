@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.base.ids import new_id
+from slipway_common.base.process.users import ChildUser
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.orphan_workspaces import Resource
@@ -42,17 +43,19 @@ TOOL: Final = ("setting", "tool")
 
 
 class Engine:
-    """Plugins, drivers and queue of this replica."""
+    """Plugins, drivers and queue of this replica, whose processes run as `user` [default: ours]."""
 
-    def __init__(self, provider: Provider, workspaces: Workspaces, settings: TerraformSettings) -> None:
-        self._provider, self._workspaces, self._settings = provider, workspaces, settings
+    def __init__(
+        self, provider: Provider, workspaces: Workspaces, settings: TerraformSettings, user: ChildUser | None
+    ) -> None:
+        self._provider, self._workspaces, self._settings, self._user = provider, workspaces, settings, user
         self._folder = Path(settings.folder or Path(tempfile.gettempdir()) / f"slipway-terraform-{os.getuid()}")
         policy = Policy(
             max_processes=max(Policy().max_processes, settings.runs_max),
             max_concurrency=max(Policy().max_concurrency, settings.runs_max),
         )
         scheduler = SharedScheduler if settings.shares else WorkspaceScheduler
-        self._runner = PluginRunner()
+        self._runner = PluginRunner(user=user)
         self._scheduler = scheduler(self._runner, policy)
         self._drivers: dict[str, Driver] = {}
         self._opening = asyncio.Lock()
@@ -166,6 +169,7 @@ class Engine:
                 max_runs=self._settings.runs_max,
                 grace_seconds=INTERRUPT_SECONDS,
                 codes=CODES,
+                user=self._user,
             ),
             self._scheduler,
         )
@@ -195,6 +199,8 @@ class Engine:
             raise PermissionError(
                 f"{self._folder} belongs to another user; set SLIPWAY_TERRAFORM_FOLDER to another one"
             )
+        if self._user is not None:
+            self._folder.chmod(0o711)  # its processes pass through to their own folders
 
     def _empty(self) -> Path:
         """Folder of a module without resources, with which what is in a state is destroyed."""
