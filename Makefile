@@ -22,7 +22,7 @@ RUN := .venv/bin/python
 UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
-ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
+ARGUMENTS := DURATION PROVIDER AGENT SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
 	WORKERS KILLS SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N ACCOUNTS LANDING KEEP FAST IMAGES SATURATED WINDOW BEFORE ROUNDS SINCE CHECK HOLD TTL QUEUE SOURCES
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
@@ -113,7 +113,7 @@ lock-jars: $(READY) ## Resolve the broker's jars again, from jgo.toml
 		$(abspath $(UV)) tool run --quiet --from 'jgo[cli]>=3.2,<4' jgo --resolver python lock && rm -rf .jgo && \
 		{ ! git diff --quiet -I '^generated = ' jgo.lock.toml || git checkout --quiet jgo.lock.toml; }  # only its date differs
 
-demo: $(if $(filter aws terraform redis,$(PROVIDER) $(QUEUE)),$(READY),$(RUNTIME)) $(if $(QUEUE),tools) $(if $(filter terraform,$(PROVIDER)),$(TERRAFORM)) ## Whole system on simulated clouds, or PROVIDER=process|aws|terraform: QUEUE=redis DURATION=3m SPEED=20 SEED= FAULTS= DEMAND=FILE MUTANT= PLAIN=1
+demo: $(if $(filter aws terraform redis,$(PROVIDER) $(QUEUE)),$(READY),$(RUNTIME)) $(if $(QUEUE),tools) $(if $(filter terraform,$(PROVIDER)),$(TERRAFORM)) ## Whole system on simulated clouds, or PROVIDER=process|aws|terraform: QUEUE=redis AGENT= DURATION=3m SPEED=20 SEED= FAULTS= DEMAND=FILE MUTANT= PLAIN=1
 	@$(RUN) -m $(BROKEN) slipway_local.demo
 
 try-image: $(RUNTIME) ## A roll-out, a bad image and a rollback by commands on a simulated cloud: SEED=1 SPEED=40 FAULTS= MUTANT=

@@ -1,20 +1,28 @@
 """Speed and last screen of the demo."""
 
-from typing import Any
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_api.events.pool import DemandReported
+from slipway_common.messaging.envelope import Envelope
 from slipway_local.check import path_check
-from slipway_local.check.evidence import Evidence
-from slipway_local.demo import closing, machine
+from slipway_local.check.evidence import Evidence, Published
+from slipway_local.demo import closing, machine, program
+from slipway_local.demo.deployment import Deployment
 from slipway_local.demo.machine import ROUNDS_PER_SPEED, SPEED_MIN, bounded_speed
+from slipway_local.demo.redis_queue import RedisQueue
+from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts
 from tests.unit.local.test_check import call, created, good
 
 COLUMNS = 80
+AT: Final = datetime(2030, 1, 1, tzinfo=UTC)
 QUIET = 96_000.0  # rounds per second of two idle cores
 
 
@@ -37,6 +45,39 @@ async def test_rounds_are_counted_on_every_core(monkeypatch: pytest.MonkeyPatch)
     assert await machine.rounds_per_second() > 0
 
 
+def test_queues_and_agents_of_the_users_own() -> None:
+    usual = {"PROVIDER": "process", "DURATION": "0", "AGENT": "slipway-worker wrap -- 'my agent' -w 1"}
+    given = program.parse_arguments(usual)
+    assert given.agent == ("slipway-worker", "wrap", "--", "my agent", "-w", "1")
+    assert program.scenario(given)["pools"] == {}
+    for other in ({"DURATION": "45s"}, {"PROVIDER": "aws"}):
+        with pytest.raises(ValueError, match="add PROVIDER=process DURATION=0"):
+            program.parse_arguments(usual | other)
+    assert program.scenario(program.parse_arguments({}))["reports"]
+    assert not program.scenario(program.parse_arguments({"QUEUE": "redis"}))["reports"]
+    with pytest.raises(ValueError, match="QUEUE=kafka: expected redis"):
+        program.parse_arguments({"QUEUE": "kafka"})
+
+
+def report_of(source: str) -> Published:
+    event = DemandReported(pool_id="linux", source="simulator", pending=1, claimed=None, observed_at=AT)
+    envelope = Envelope(id="e", type=event.type, source=source, time=AT)
+    return Published("pool.demand", 0, 0, envelope, event)
+
+
+def test_demand_is_reported_by_the_monitor_alone(tmp_path: Path) -> None:
+    queue = RedisQueue(Deployment(Supervisor(), tmp_path, speed=1, seconds={}), "linux")
+    assert queue.problems(good()) == ["slipway-monitor has reported nothing"]
+    own, other = report_of("/slipway-monitor"), report_of("/simulator/queue")
+    found: Evidence = msgspec.structs.replace(good(), published=[own, own])
+    assert (queue.problems(found), queue.summary(found)) == (
+        [],
+        "queue: a list in Redis, reported 2 times by slipway-monitor",
+    )
+    both = msgspec.structs.replace(good(), published=[own, other])
+    assert queue.problems(both) == ["1 reports of another than slipway-monitor"]
+
+
 def reply(call_id: str, code: Any) -> facts.Fact:
     return facts.Reply(at=2, call_id=call_id, account="a", code=code)
 
@@ -46,7 +87,7 @@ def test_the_last_screen_says_what_was_shown_and_what_to_try() -> None:
     found: Evidence = msgspec.structs.replace(good(), ledger=[*good().ledger, *more])
     report = path_check.judge(good())
     lines = "\n".join(
-        closing.screen(found, report, pool="linux", played="an hour", faults=["zone-b"], machines="machines: 3")
+        closing.screen(found, report, pool="linux", played="an hour", faults=["zone-b"], figures=["machines: 3"])
     ).splitlines()
     assert lines[0] == "Shown: an hour, 0 of 0 tasks done"
     assert lines[1].startswith("  launched: ")
@@ -63,6 +104,6 @@ def test_the_last_screen_says_what_was_shown_and_what_to_try() -> None:
 
 def test_a_broken_path_names_its_problems() -> None:
     report = path_check.judge(msgspec.structs.replace(good(), dead_records=2))
-    lines = list(closing.screen(good(), report, pool="linux", played="an hour", faults=[], machines=""))
+    lines = list(closing.screen(good(), report, pool="linux", played="an hour", faults=[], figures=[]))
     assert "  PROBLEM dead letters: 2" in lines
     assert any(line.startswith("path BROKEN") for line in lines)

@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import httpx2
@@ -36,6 +37,8 @@ echo "$$ $start $SLIPWAY_INSTANCE_TAG" >> "$0"
 exec "$@"
 """
 LOGS: Final = "agents"  # subfolder of the run's folder
+OWN_LOGS: Final = Path(".slipway/agents")
+"""Logs of other agents than `slipway-worker run`, which are to be read while they run."""
 POLL_SECONDS: Final = 0.02
 LEAVE_SECONDS: Final = 120.0  # generous: the last tasks take long on a busy machine
 # Longest delay between an agent's report to the provisioner and its next request to the queue, or its exit.
@@ -57,8 +60,11 @@ class AgentProcess(msgspec.Struct, kw_only=True):
 class Agents:
     """Observes the agents of one deployment. When this process ends, for whatever reason, the guard kills the rest."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, command: Sequence[str] = ()) -> None:
+        """`command`: another agent than `slipway-worker run`."""
         self.deployment = deployment
+        self.command = command or AGENT
+        self.logs = (OWN_LOGS if command else deployment.folder / LOGS).resolve()
         self.path = deployment.folder / "agents.log"
         self.seen: dict[str, AgentProcess] = {}
         self.left: int | None = None  # agents still running at the end; None until counted
@@ -89,9 +95,11 @@ class Agents:
         """Operator's settings of the provider of the agents."""
         # A mutated copy of the tree runs agents of that copy.
         environment = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+        environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         own = {
-            "command": ["sh", "-c", LAUNCHER, str(self.path), *AGENT],
-            "log_folder": str(self.deployment.folder / LOGS),
+            "command": ["sh", "-c", LAUNCHER, str(self.path), *self.command],
+            "work_folder": str(Path.cwd()),
+            "log_folder": str(self.logs),
             "environment": environment,
         }
         return {"process": {"entries": {"default": own}}}

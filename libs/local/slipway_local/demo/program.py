@@ -1,6 +1,6 @@
 """The demo (`make demo`): a whole Slipway on this machine, narrated and checked.
 
-Arguments come from the environment: DURATION, PROVIDER, QUEUE, SPEED, SEED, FAULTS, DEMAND, PLAIN.
+Arguments come from the environment: DURATION, PROVIDER, QUEUE, AGENT, SPEED, SEED, FAULTS, DEMAND, PLAIN.
 """
 
 import asyncio
@@ -96,6 +96,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
     duration_seconds: float
     provider: str
     queue: str
+    agent: tuple[str, ...]
     speed: float
     seed: int
     faults: tuple[Fault, ...]
@@ -122,6 +123,11 @@ def parse_arguments(environment: Mapping[str, str]) -> Arguments:
         raise ValueError(f"PROVIDER={provider}: expected one of {', '.join(DECLARATIONS)}")
     if (queue := environment.get("QUEUE", "")) not in ("", "redis"):
         raise ValueError(f"QUEUE={queue}: expected redis, or none for the simulator's own reports")
+    agent = tuple(shlex.split(environment.get("AGENT", "")))
+    if agent and (provider != "process" or duration):
+        raise ValueError(
+            "AGENT is a command for processes, with tasks that the demo cannot check: add PROVIDER=process DURATION=0"
+        )
     fastest = 1000 if provider == "simulated" else AGENTS_SPEED_MAX
     if not 0 < speed <= fastest:
         raise ValueError(f"SPEED={speed:g}: expected a number above 0 and at most {fastest}")
@@ -150,6 +156,7 @@ def parse_arguments(environment: Mapping[str, str]) -> Arguments:
         duration_seconds=duration,
         provider=provider,
         queue=queue,
+        agent=agent,
         speed=speed,
         seed=seed,
         faults=parsed,
@@ -175,7 +182,7 @@ def scenario(arguments: Arguments) -> dict[str, Any]:
     return {
         "seed": arguments.seed,
         "speed": arguments.speed,
-        "pools": {pool_of(arguments): source},
+        "pools": {} if arguments.agent else {pool_of(arguments): source},
         "accounts": {"*": {}},
         "visibility_seconds": 5,
         "reports": not arguments.queue,
@@ -337,7 +344,7 @@ def observed(deployment: Deployment, arguments: Arguments) -> Observed | None:
     """Observation of a run with real processes; None for simulated machines."""
     match arguments.provider:
         case "process":
-            return Agents(deployment)
+            return Agents(deployment, arguments.agent)
         case "aws":
             return Ec2Machines(deployment, seed=arguments.seed, faults=arguments.faults)
         case "terraform":
