@@ -45,6 +45,7 @@ PROBLEMS = [
     (USUAL | {"counts": "both"}, "a list has only the tasks that wait"),
     (USUAL | {"bogus": 1}, "bogus: unknown field; known: behind_seconds"),
     (USUAL | {"valid_for_seconds": 15.0}, "at least twice interval_seconds"),
+    (USUAL | {"valid_for_seconds": 25.0, "behind_seconds": 10.0}, "behind_seconds more"),
     (USUAL | {"interval_seconds": 0.01}, "below 0.1 s"),
     (USUAL | {"stream": "s", "group": "g"}, "one of list, stream and celery"),
     (USUAL | {"interval_seconds": True}, "interval_seconds"),
@@ -72,3 +73,18 @@ WITHOUT_SOURCES = ["sources: []", "sources: 1", "{}", "other: 1", "sources: [1]"
 def test_files_without_sources(text: str) -> None:
     with pytest.raises(Invalid):
         read(text)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "prometheus": {"url": "http://queue", "tasks": "jobs"},
+    "rabbitmq": {"url": "http://queue"},
+    "http": {"url": "http://queue"},
+}
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [("prometheus", 60.0), ("rabbitmq", 10.0), ("http", 0.0)])
+def test_ages_of_what_servers_show(kind: str, seconds: float) -> None:
+    """Those of their default settings, since a younger one than the real age buys machines too many."""
+    usual = {"name": "builds", "kind": kind, "counts": "waiting", "claims": "hooks", "pool": "linux"}
+    (entry,) = read(write({"sources": [usual | KINDS[kind]]}))
+    assert entry.settings.behind_seconds == seconds

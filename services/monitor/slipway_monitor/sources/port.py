@@ -59,8 +59,11 @@ class SourceSettings(BaseModel):
                 "counts: waiting needs claims: wrap or claims: hooks, since tasks that run count only if workers "
                 "report them"
             )
-        if self.valid_for_seconds < 2 * self.interval_seconds:
-            raise ValueError("valid_for_seconds must be at least twice interval_seconds, or one lost report is stale")
+        if self.valid_for_seconds < 2 * self.interval_seconds + self.behind_seconds:
+            raise ValueError(
+                "valid_for_seconds must be at least twice interval_seconds, and behind_seconds more, or a source with "
+                "one lost report is stale"
+            )
         return self
 
     @property

@@ -6,6 +6,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from slipway_monitor.domain.counts import Counts, Unreadable, labelled
+from slipway_monitor.sources.port import Behind
 from slipway_monitor.sources.web import Web, WebSettings
 
 PATH = "/api/v1/query"
@@ -14,6 +15,8 @@ PATH = "/api/v1/query"
 class PrometheusSettings(WebSettings):
     """Settings of queries. With `pools` the values of `label` name the labels."""
 
+    behind_seconds: Behind = 60.0
+    """As in every source; Prometheus scrapes every 60 s unless it is configured otherwise."""
     tasks: str
     running: str | None = None
     label: str | None = None
