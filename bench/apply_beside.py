@@ -79,7 +79,7 @@ async def work(url: str, record: Callable[[str, float], None]) -> None:
                 began = time.monotonic()
                 transaction = db.transaction()
                 await transaction.start()
-                if await launches.start(db, lease_id, terms, provisioner.providers) is None:
+                if not await launches.start(db, [lease_id], terms, provisioner.providers):
                     raise AssertionError(f"nothing starts under {lease_id}")
                 record("start", began)
                 await transaction.rollback()

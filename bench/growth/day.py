@@ -103,7 +103,7 @@ class Day:
 
     async def _roll_out_a_bad_image(self) -> None:
         """Roll out an image that does not exist, and roll back once an alert says so."""
-        await self._roll_out(BAD_IMAGE)
+        await self._roll_out(BAD_IMAGE, "now")  # beside the former one it would fail only now and then
         await self._until(self._has("open_alert", "weight-calculator"), "an alert on the bad image")
         body = REASON | {"force": True, "drain_seconds": 30.0}
         assert await self.deployment.operator._change("POST", f"/pools/{POOL}/rollback", body, {})
@@ -172,7 +172,8 @@ class Day:
         await self._lose_and_find_instances()
 
     async def _report_an_error(self) -> None:
-        """Report an error as the agent of a machine."""
+        """Report an error as the agent of a machine, which may have to start after the rollback."""
+        await self._until(self._is_registered, "a registered machine")
         machine = next(machine for machine in self.deployment.cloud.machines.values() if machine.worker_id)
         headers = {"Authorization": f"Bearer {machine.token}"}
         body = {"kind": "DiskFull", "detail": "no space left on device"}
@@ -226,6 +227,10 @@ class Day:
     def _has(self, table: str, service: str = "provisioner") -> Callable[[], Awaitable[bool]]:
         """True once a table has rows."""
         return lambda: self.deployment.databases[service].fetchval(f"SELECT count(*) > 0 FROM {table}")
+
+    async def _is_registered(self) -> bool:
+        """True if a machine has registered."""
+        return any(machine.worker_id for machine in self.deployment.cloud.machines.values())
 
     async def _until(self, happens: Callable[[], Awaitable[bool]], what: str) -> None:
         for _ in range(ROUNDS_MAX):
