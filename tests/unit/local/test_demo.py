@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_api.events.pool import DemandReported
+from slipway_common.declaration.strict_yaml import write
 from slipway_common.messaging.envelope import Envelope
 from slipway_local.check import path_check
 from slipway_local.check.evidence import Evidence, Published
@@ -18,6 +19,7 @@ from slipway_local.demo.deployment import Deployment
 from slipway_local.demo.machine import ROUNDS_PER_SPEED, SPEED_MIN, bounded_speed
 from slipway_local.demo.redis_queue import RedisQueue
 from slipway_local.servers.supervisor import Supervisor
+from slipway_monitor.source_file import read
 from slipway_simulator import facts
 from tests.unit.local.test_check import call, created, good
 
@@ -63,6 +65,13 @@ def report_of(source: str) -> Published:
     event = DemandReported(pool_id="linux", source="simulator", pending=1, claimed=None, observed_at=AT)
     envelope = Envelope(id="e", type=event.type, source=source, time=AT)
     return Published("pool.demand", 0, 0, envelope, event)
+
+
+@pytest.mark.parametrize("speed", [0.5, 1, 2, 20, 1000])
+def test_the_list_is_a_valid_source_at_every_speed(speed: float, tmp_path: Path) -> None:
+    queue = RedisQueue(Deployment(Supervisor(), tmp_path, speed=speed, seconds={}), "linux")
+    (entry,) = read(write({"sources": [queue.source()]}))
+    assert entry.settings.name == "simulator"
 
 
 def test_demand_is_reported_by_the_monitor_alone(tmp_path: Path) -> None:

@@ -69,3 +69,29 @@ async def test_a_caller_that_is_cancelled() -> None:
     assert commits.made == [["a"], ["b"]]
     with pytest.raises(asyncio.CancelledError):
         await first
+
+
+class Death(BaseException):
+    """The process dies in a commit."""
+
+
+async def test_nobody_waits_for_a_process_that_dies_in_a_commit() -> None:
+    """Those of the group, those that wait for their turn and those that come later all get its end."""
+    began, release = asyncio.Event(), asyncio.Event()
+
+    async def dies(_: Any, __: Sequence[str]) -> None:
+        began.set()
+        await release.wait()
+        raise Death
+
+    group: GroupCommit[str] = GroupCommit(dies, dies)
+    first = asyncio.create_task(group.commit(None, "a"))
+    await began.wait()
+    other = asyncio.create_task(group.commit(None, "b"))
+    await asyncio.sleep(0)
+    release.set()
+    for waiting in (first, other):
+        with pytest.raises(Death):
+            await waiting
+    with pytest.raises(Death):
+        await group.commit(None, "c")

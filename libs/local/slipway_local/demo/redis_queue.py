@@ -25,8 +25,10 @@ FILLED_SECONDS: Final = 0.2
 """Time between two comparisons of the list with the tasks."""
 BEHIND_SECONDS: Final = 0.5
 INTERVAL_SECONDS: Final = 10.0  # product
+VALID_SECONDS: Final = 300.0  # product
+# As the simulator reports.
 LEAST_INTERVAL_SECONDS: Final = 0.2
-VALID_SECONDS: Final = 15.0
+LEAST_VALID_SECONDS: Final = 15.0
 FILL: Final = "redis.call('DEL', KEYS[1]) for n = 1, tonumber(ARGV[1]) do redis.call('RPUSH', KEYS[1], n) end"
 
 
@@ -51,7 +53,7 @@ class RedisQueue:
             )
         )
         file = log("sources.yaml")
-        file.write_text(yaml.safe_dump({"sources": [self._source()]}))
+        file.write_text(yaml.safe_dump({"sources": [self.source()]}))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")}
         environment |= {"SLIPWAY_KAFKA": self.deployment.kafka, "SLIPWAY_TOPIC_PREFIX": self.deployment.prefix}
         await supervisor.start(
@@ -65,7 +67,8 @@ class RedisQueue:
         )
         self._filling = asyncio.create_task(self._fill())
 
-    def _source(self) -> dict[str, Any]:
+    def source(self) -> dict[str, Any]:
+        """The list as an entry of a file of sources."""
         return {
             "name": SOURCE,
             "kind": "redis",
@@ -76,7 +79,7 @@ class RedisQueue:
             "list": self.pool,
             "interval_seconds": max(LEAST_INTERVAL_SECONDS, INTERVAL_SECONDS / self.deployment.speed),
             "timeout_seconds": 5.0,
-            "valid_for_seconds": VALID_SECONDS,
+            "valid_for_seconds": max(LEAST_VALID_SECONDS, VALID_SECONDS / self.deployment.speed),
             "behind_seconds": BEHIND_SECONDS,
         }
 

@@ -38,8 +38,13 @@ class GroupCommit(Generic[Member]):
     async def _serve(self, database: Database) -> None:
         try:
             while self._waiting:
-                group, self._waiting = self._waiting[:MEMBERS_MAX], self._waiting[MEMBERS_MAX:]
+                group = self._waiting[:MEMBERS_MAX]
                 await self._commit(database, group)
+                del self._waiting[: len(group)]  # others may have come
+        except BaseException as error:  # this process ends: nobody may wait for it
+            for _, committed in self._waiting:
+                _settle(committed, error)
+            self._waiting.clear()
         finally:
             self._serving = None
 
@@ -59,13 +64,13 @@ class GroupCommit(Generic[Member]):
     async def _commit_alone(self, database: Database, member: Member, committed: asyncio.Future[None]) -> None:
         try:
             await self._alone(database, [member])
-        except Exception as error:
+        except BaseException as error:
             _settle(committed, error)
         else:
             _settle(committed)
 
 
-def _settle(committed: asyncio.Future[None], error: Exception | None = None) -> None:
+def _settle(committed: asyncio.Future[None], error: BaseException | None = None) -> None:
     if committed.done():
         return  # its caller was cancelled
     if error is None:
