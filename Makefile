@@ -151,6 +151,10 @@ attach: $(READY) tools ## Real workers of two pools follow a queue by slipway-mo
 attack: $(READY) ## Doors of running services tried by an outsider, a token, a machine and a child process, a line each: SEED=1 BEFORE=COMMIT ONLY=locked-row,half-headers; as root
 	@$(RUN) -m tests.attack
 
+.PHONY: flood
+flood: $(READY) ## Callers that send too much beside people and machines, and beside an empty server: SEED=1 BEFORE=COMMIT
+	@$(RUN) -m tests.flood
+
 .PHONY: try-secured
 try-secured: $(READY) ## Services on Kafka with SASL_SSL and ACLs, Debian's PostgreSQL with hostssl, and HTTPS: each secret replaced, refusals with reasons, a capture of loopback; as root
 	@$(RUN) -m tests.secured

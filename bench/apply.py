@@ -189,7 +189,7 @@ class Round:
         return await asyncio.to_thread(self._put_now, declared, **how)
 
     def _put_now(self, declared: Declarations, **how: Any) -> Any:
-        return self.api.put_lines("provisioner", "/declaration", declared.lines(), **how)
+        return self.api.put_lines("provisioner", "/declaration", declared.lines, **how)
 
     async def _timed(self, name: str, phase: str, step: Callable[[], Any]) -> Any:
         began = time.monotonic()

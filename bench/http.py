@@ -40,6 +40,7 @@ LEASE_POOL: Final = "sim"
 PROVISIONER: Final = "provisioner"
 BROKER: Final = "lease-broker"
 BARE: Final = {PROVISIONER: "/livez", BROKER: "/livez of the broker"}
+UNLIMITED: Final = {"SLIPWAY_REQUESTS_PER_SECOND_MAX": "1000000"}  # all clients have one token
 REGISTRATION: Final = "registration"
 LIMIT: Final = 1_000_000
 LONG_SECONDS: Final = 100_000.0  # longer than the run: no machine boots or ends by itself
@@ -162,7 +163,9 @@ def declaration() -> dict[str, Any]:
 async def deployed(supervisor: Supervisor) -> AsyncIterator[tuple[Deployment, list[tuple[str, str]]]]:
     """The whole system with all machines launched; batch and instance of each."""
     with disk_folder("slipway-bench-") as folder:
-        deployment = Deployment(supervisor, folder, speed=1.0, seconds=TIMES)
+        deployment = Deployment(
+            supervisor, folder, speed=1.0, seconds=TIMES, environment=dict.fromkeys((PROVISIONER, BROKER), UNLIMITED)
+        )
         try:
             await deployment.start()
             await deployment.call("POST", "simulator", "/scenario", SCENARIO)

@@ -132,6 +132,7 @@ LONG: Final = {
     "alert-sinks": target(60, "alert-sinks"),
     "try-secured": target(300, "try-secured"),
     "attack": target(90, "attack"),
+    "flood": target(60, "flood", alone=True),
     "attach": target(120, "attach"),
     **{f"attach-{queue}": target(120, "attach", f"QUEUE={queue}") for queue in QUEUES},
     "changes": target(150, "e2e"),

@@ -122,7 +122,8 @@ class Deployed:
 @contextlib.asynccontextmanager
 async def deployed(supervisor: Supervisor, folder: Path, cell: Cell) -> AsyncIterator[Deployed]:
     """Start everything, declare the cell and fill it."""
-    deployment = Deployment(supervisor, folder, speed=1.0, seconds=SECONDS)
+    environment = {"provisioner": {"SLIPWAY_REQUESTS_PER_SECOND_MAX": "1000000"}}  # all sources have one token
+    deployment = Deployment(supervisor, folder, speed=1.0, seconds=SECONDS, environment=environment)
     deployment.http.timeout = 120.0
     try:
         await deployment.start()

@@ -5,15 +5,11 @@ BEFORE the same scripts attack the services of that commit, and it ends with `op
 """
 
 import asyncio
-import io
 import logging
 import os
-import subprocess
 import sys
-import tarfile
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import asyncpg
@@ -22,14 +18,11 @@ import httpx2
 from slipway_common.base.clock import monotonic_seconds
 from slipway_local.servers.supervisor import Supervisor, run
 from tests.attack.doors import DOORS
+from tests.attack.earlier import EARLIER, run_earlier
 from tests.attack.target import Answer, Target
 from tests.drills.harness import Harness
-from tests.support.folders import temporary_folder
 
-ROOT: Final = Path(__file__).parents[2]
 SPEED: Final = 4.0
-EARLIER: Final = "SLIPWAY_ATTACK_EARLIER"
-"""Variable of the process that attacks an earlier commit."""
 
 
 async def attack(supervisor: Supervisor, seed: int, names: Sequence[str]) -> Mapping[str, Answer]:
@@ -74,27 +67,9 @@ async def report(supervisor: Supervisor, seed: int, names: Sequence[str]) -> int
     return 0 if closed == len(found) == len(names) else 1
 
 
-def attack_earlier(commit: str, environment: Mapping[str, str]) -> int:
-    """Run these scripts in the tree of a commit."""
-    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=False)
-    if archive.returncode:
-        print(f"BEFORE={commit}: {archive.stderr.decode().strip()}", file=sys.stderr)
-        return 2
-    with temporary_folder() as folder:
-        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tree:
-            tree.extractall(folder, filter="data")
-        (folder / "tests/attack").mkdir(exist_ok=True)
-        for file in Path(__file__).parent.glob("*.py"):
-            (folder / "tests/attack" / file.name).write_bytes(file.read_bytes())
-        packages = [str(path) for part in ("libs", "services") for path in sorted((folder / part).iterdir())]
-        env = {**environment, "PYTHONPATH": os.pathsep.join([str(folder), *packages]), EARLIER: commit}
-        env.pop("BEFORE")
-        return subprocess.run([sys.executable, "-m", "tests.attack"], cwd=folder, env=env, check=False).returncode
-
-
 def main() -> int:
     if before := os.environ.get("BEFORE"):
-        return attack_earlier(before, os.environ)
+        return run_earlier("tests.attack", ["attack"], before, os.environ)
     names = [name for name in (os.environ.get("ONLY") or "").split(",") if name] or list(DOORS)
     if unknown := set(names) - set(DOORS):
         print(f"ONLY: unknown {', '.join(sorted(unknown))}; doors are {', '.join(DOORS)}", file=sys.stderr)

@@ -19,7 +19,8 @@ from tests.drills.harness import fetch
 HALF_SECONDS_MAX: Final = 15.0
 HALVES: Final = 300
 MADE_UP: Final = 30
-UNKNOWN_TOKENS: Final = 400
+STRANGERS: Final = 150
+REPORTS: Final = 60
 COUNTED: Final = """
 SELECT count(*) AS open FROM provisioner.claim c
 WHERE worker_id = $1::uuid AND ended_at IS NULL AND coalesce((to_jsonb(c) ->> 'counted')::boolean, true)"""
@@ -186,7 +187,7 @@ async def bad_entry(entry: str, target: Target) -> Answer:
     finally:
         target.write_tokens()
     others = f"others {good.status}, itself {bad}"
-    return Answer(f"tokens file with {entry}", others, good.status == 200 and bad.status in (401, 403))
+    return Answer(f"tokens file with {entry}", others, good.status == 200 and bad.status in (401, 403, 429))
 
 
 BAD_ENTRIES: Final = {
@@ -242,7 +243,7 @@ async def body_before_token(target: Target) -> Answer:
     async def one(service: str, method: str, path: str) -> str:
         sent = path.replace("{", "").replace("}", "")
         reply = await target.send_part(request % (method.encode(), sent.encode()), service=service)
-        return "" if reply.status in (401, 403, 404) else f"{method} {path}: {reply}"
+        return "" if reply.status in (401, 403, 404, 429) else f"{method} {path}: {reply}"
 
     waited = list(filter(None, await asyncio.gather(*(one(*route) for route in routes))))
     text = f"{len(waited)} of {len(routes)} wait for the body: {waited[0]}" if waited else f"{len(routes)} refused"
@@ -308,6 +309,48 @@ async def locked_row(target: Target) -> Answer:
     finally:
         await db.close()
     return refused("POST /workers/ID/heartbeat by another token while its row is locked", reply)
+
+
+async def all_connections(target: Target) -> Answer:
+    """Send many reports of one worker at once while its row is locked: people and other workers wait for none of
+    them."""
+    beat = f"/workers/{target.worker_id}/heartbeat"
+    db = await asyncpg.connect(target.deployment.database_url, timeout=10)
+    try:
+        transaction = db.transaction()
+        await transaction.start()
+        await db.execute("SELECT FROM provisioner.worker WHERE id = $1::uuid FOR UPDATE", target.worker_id)
+        reports = [asyncio.create_task(target.send("POST", beat, token=target.worker_token)) for _ in range(REPORTS)]
+        await asyncio.sleep(ANSWER_SECONDS / 10)  # until they are sent
+        began = monotonic_seconds()
+        read = await target.send("GET", "/pools", token=target.tokens["reader"], seconds=ANSWER_SECONDS)
+        seconds = monotonic_seconds() - began
+        await transaction.rollback()
+        await asyncio.gather(*reports)
+    finally:
+        await db.close()
+    request = f"GET /pools beside {REPORTS} reports of one worker that wait for its row"
+    return Answer(request, f"{read.status or read.text} after {seconds:.1f} s", read.status == 200)
+
+
+async def stranger_hammers(target: Target) -> Answer:
+    """Send many requests without a token, one after another; people are served from the same address."""
+    replies = [await target.send("GET", "/pools") for _ in range(STRANGERS)]
+    read = await target.send("GET", "/pools", token=target.tokens["reader"])
+    limited = sum(reply.status == 429 for reply in replies)
+    text = f"{limited} limited; a reader {read.status}"
+    return Answer(f"{STRANGERS} requests without a token", text, limited > 0 and read.status == 200)
+
+
+async def worker_hammers(target: Target) -> Answer:
+    """Send many heartbeats of a worker, one after another."""
+    beat = f"/workers/{target.worker_id}/heartbeat"
+    replies = await asyncio.gather(
+        *(target.send("POST", beat, token=target.worker_token) for _ in range(2 * REPORTS + STRANGERS))
+    )
+    limited = sum(reply.status == 429 for reply in replies)
+    others = {reply.status for reply in replies} - {429}
+    return Answer(f"{len(replies)} heartbeats of a worker at once", f"{limited} limited, others {others}", limited > 0)
 
 
 async def made_up_sources(target: Target) -> Answer:
@@ -395,7 +438,9 @@ def _doors() -> dict[str, Door]:
     doors |= {"token-bad-entry-alerts": Door(bad_entry_alerts), "token-expired": Door(expired_token)}
     doors |= {"body-before-token": Door(body_before_token), "body-over-the-limit": Door(large_body)}
     doors |= {"half-headers": Door(half_requests, beside=True), "half-bodies": Door(half_bodies, beside=True)}
-    doors |= {"locked-row": Door(locked_row), "made-up-sources": Door(made_up_sources)}
+    doors |= {"locked-row": Door(locked_row), "all-connections": Door(all_connections)}
+    doors |= {"stranger-hammers": Door(stranger_hammers), "worker-hammers": Door(worker_hammers)}
+    doors |= {"made-up-sources": Door(made_up_sources)}
     doors |= {"made-up-claims": Door(made_up_claims), "unknown-host": Door(unknown_host)}
     doors |= {name: Door(script) for name, script in REACHED.items()}
     return doors | {"nul-in-text": Door(nul_in_text), "nul-in-path": Door(nul_in_path)}

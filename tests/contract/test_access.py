@@ -15,6 +15,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from slipway_common.base.ids import hash_secret, new_lease_token, new_worker_token
 from slipway_common.service import Service, ServiceSettings
 from slipway_common.web.access import READ, READ_SETTINGS, Needs, Open, declared
+from slipway_common.web.limits import CallerLimits
 from slipway_common.web.tokens import Tokens
 from slipway_lease_broker import main as lease_broker
 from slipway_lease_broker.boskos import app as boskos
@@ -286,6 +287,7 @@ async def test_every_route(service: str, caller: str, tmp_path: Path) -> None:
             entry = {"name": "someone", "sha256": hash_secret(secret), "scopes": scopes(caller, access, path)}
             tokens.write_bytes(msgspec.json.encode([entry]))
             given = headers.get(caller, f"Bearer {secret}")
+            app.state.limits = CallerLimits(1.0)
             answer = await client.request(method, filled(path, "x"), headers={"Authorization": given} if given else {})
             found[method, path] = refusal(answer)
     assert found == {route: expected(caller, access) for route, access in TABLE[service].items()}

@@ -40,6 +40,7 @@ from tests.support.cloud import START
 from tests.support.lease_broker import terms
 from tests.support.lease_broker_http import world_on
 
+UNLIMITED: Final = {"requests_per_second_max": 1e6}
 TOKEN: Final = "secret of root"
 TOKENS: Final = [{"name": "root", "sha256": hash_secret(TOKEN), "scopes": ["admin"]}]
 # A caller that waits would hold up all others.
@@ -113,7 +114,7 @@ async def boskos(server: EmbeddedPostgres, folder: Path) -> AsyncIterator[World]
             {"lease_pool": "bus", "state": "free", "names": [f"bus-{n}" for n in range(20)]},
         ]
         await world.replica.call("PUT", "/slots", {"slots": slots}, by="root")
-        settings: dict[str, Any] = {"database_url": "", "kafka": "", "tokens_file": folder / "tokens.yaml"}
+        settings: dict[str, Any] = {"database_url": "", "kafka": "", "tokens_file": folder / "tokens.yaml", **UNLIMITED}
         service = build_lease_broker(LeaseBrokerSettings(**settings, boskos_port=0, boskos_proxy_wait_seconds=0))
         pool = service.runtime.database = world.replica.pool
         names = [name for slot in slots for name in slot["names"][:4]]
@@ -204,7 +205,7 @@ async def weight_calculator(server: EmbeddedPostgres, folder: Path) -> AsyncIter
         await made.consume(calculating.ok())
         tokens = folder / "tokens.yaml"
         tokens.write_bytes(msgspec.json.encode(TOKENS))
-        settings: dict[str, Any] = {"database_url": "", "kafka": "", "tokens_file": tokens}
+        settings: dict[str, Any] = {"database_url": "", "kafka": "", "tokens_file": tokens, **UNLIMITED}
         service = build(Settings(**settings))
         service.runtime.database = made.database
         known: Known = {

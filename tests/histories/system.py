@@ -117,6 +117,7 @@ class System:
             "SLIPWAY_PORT": str(self.ports[number]),
             "SLIPWAY_INSTANCE": str(number),
             "SLIPWAY_TOKENS_FILE": str(self._tokens),
+            "SLIPWAY_REQUESTS_PER_SECOND_MAX": "1000000",  # each client has the requests of many
             "SLIPWAY_WAITER_TTL_SECONDS": str(self.waiter_ttl_seconds),
         }
         return Service(

@@ -15,6 +15,7 @@ from slipway_api.events.worker import Notice, WorkerNoticed, WorkerRequested
 from slipway_api.http.service import Replayed
 from slipway_common.messaging import dead_letters
 from slipway_common.messaging.consume import Consumer
+from slipway_common.web.limits import CallerLimits
 from slipway_common.web.runtime import database
 from slipway_common.web.tokens import Tokens
 from slipway_weight_calculator.domain.policy import PROFILES
@@ -182,7 +183,7 @@ async def test_a_signal_beyond_its_share_of_a_smaller_pool_is_dropped(calculator
 async def test_published_weights_can_be_read(calculator: Calculator) -> None:
     """GET /weights returns the records as on the topic, of one pool, of one config or of all."""
     app = FastAPI()
-    app.state.tokens = Tokens(TOKENS_FILE)
+    app.state.tokens, app.state.limits = Tokens(TOKENS_FILE), CallerLimits(1.0)
     app.include_router(router)
     app.dependency_overrides[database] = lambda: calculator.database
     async with httpx2.AsyncClient(

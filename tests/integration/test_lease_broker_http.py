@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -13,6 +12,8 @@ from fastapi import FastAPI
 from slipway_api.events.lease import LeaseLimitChanged, LeaseReleaseRequested, LeaseUnleasedReported
 from slipway_common.base.ids import hash_secret
 from slipway_common.web import problem
+from slipway_common.web.limits import CallerLimits
+from slipway_common.web.runtime import Runtime
 from slipway_common.web.tokens import Tokens
 from slipway_lease_broker.http import lease_pools, leases
 from tests.support.lease_broker import Broker, acquire_request, after, release
@@ -28,8 +29,9 @@ async def client(broker: Broker, tmp_path: Path) -> AsyncIterator[httpx2.AsyncCl
     path.write_text(yaml.safe_dump(tokens))
     app = FastAPI()
     problem.install(app)
-    app.state.tokens = Tokens(path)
-    app.state.runtime = SimpleNamespace(database=broker.pool, wake=lambda: None)
+    app.state.tokens, app.state.limits = Tokens(path), CallerLimits(100.0)
+    app.state.runtime = runtime = Runtime()
+    runtime.database = broker.pool
     app.include_router(lease_pools.router)
     app.include_router(leases.router)
     transport = httpx2.ASGITransport(app=app)

@@ -12,6 +12,7 @@ from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import hash_secret
 from slipway_common.web import problem
 from slipway_common.web.access import Needs, allows
+from slipway_common.web.limits import CallerLimits
 from slipway_common.web.tokens import Tokens
 
 #       scopes of a token                   asked for               allowed
@@ -61,7 +62,7 @@ async def test_refusals_are_problems(tmp_path: Path, header: dict[str, str], sta
     tokens.write_bytes(
         msgspec.json.encode([late, *({"name": n, "sha256": hash_secret(n), "scopes": s} for n, s in entries)])
     )
-    app.state.tokens = Tokens(tokens)
+    app.state.tokens, app.state.limits = Tokens(tokens), CallerLimits(1.0)
     problem.install(app)
 
     @app.put("/pools/{pool_id}", dependencies=[Depends(Needs("pools:write:{pool_id}"))])

@@ -28,6 +28,8 @@ SERIES = {"up"} | {
     )
 }
 BOUNDED = {
+    "bucket",
+    "type",
     "pool",
     "launch_config",
     "account",

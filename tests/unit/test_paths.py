@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from slipway_common.base.ids import hash_secret
 from slipway_common.web import problem
 from slipway_common.web.access import Needs
+from slipway_common.web.limits import CallerLimits
 from slipway_common.web.paths import PathAsSent
 from slipway_common.web.tokens import Tokens
 
@@ -34,7 +35,7 @@ def _app(tokens: Tokens) -> FastAPI:
         return pool_id
 
     app = FastAPI()
-    app.state.tokens = tokens
+    app.state.tokens, app.state.limits = tokens, CallerLimits(1.0)
     problem.install(app)
     app.add_middleware(PathAsSent)
     app.include_router(router)

@@ -19,6 +19,7 @@ from slipway_common.web import openapi, problem
 from slipway_common.web.access import Needs
 from slipway_common.web.answers import Accepted, Answer, stored
 from slipway_common.web.bodies import Body, Report
+from slipway_common.web.limits import CallerLimits
 from slipway_common.web.router import Router
 from slipway_common.web.tokens import Tokens
 
@@ -77,7 +78,7 @@ def _app(tokens: Tokens) -> FastAPI:
         return Answer(stored([b'{"name": "a"}'], Done))
 
     app = FastAPI()
-    app.state.tokens = tokens
+    app.state.tokens, app.state.limits = tokens, CallerLimits(1.0)
     problem.install(app)
     app.include_router(router)
     return app

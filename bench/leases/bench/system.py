@@ -58,6 +58,7 @@ class System:
             "SLIPWAY_DATABASE_URL": url,
             "SLIPWAY_PORT": str(self.port),
             "SLIPWAY_TOKENS_FILE": str(tokens),
+            "SLIPWAY_REQUESTS_PER_SECOND_MAX": "1000000",  # all clients have one token
         }
         await self.supervisor.start(
             Service(

@@ -8,6 +8,8 @@ from msgspec import UNSET, UnsetType
 from slipway_api.http.declaration import Change
 
 PREFIX: Final = "urn:slipway:problem:"
+TOO_MANY_REQUESTS: Final = "too-many-requests"
+"""Code of the refusal of a caller that sends too many requests: it is repeated after `retry_after_seconds`."""
 
 
 class InvalidPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -76,6 +78,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The changes; the first ones of many."""
     more: int | UnsetType = UNSET
     """Number of the changes that are not listed."""
+    retry_after_seconds: int | UnsetType = UNSET
+    """Seconds after which the request may be repeated, as in the header Retry-After."""
 
     @property
     def code(self) -> str:

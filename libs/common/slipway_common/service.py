@@ -14,11 +14,12 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import uvicorn
 from fastapi import APIRouter, FastAPI
+from pydantic import Field
 from starlette.middleware.gzip import GZipMiddleware
 
 from slipway_api.events.alert import START_SECONDS, AlertRaised, AlertResolved, alert_key
@@ -45,10 +46,11 @@ from slipway_common.messaging.retention import RETENTION
 from slipway_common.messaging.topic_admin import partition_counts
 from slipway_common.messaging.views import Reader, View
 from slipway_common.observability import telemetry
-from slipway_common.web import access, openapi, problem, routes
+from slipway_common.web import access, limits, openapi, problem, routes
 from slipway_common.web.certificates import EVERY_SECONDS as CERTIFICATES_SECONDS
 from slipway_common.web.certificates import CertificateWatch
 from slipway_common.web.conditional import Conditional
+from slipway_common.web.limits import CallerLimits
 from slipway_common.web.listening import ForHost, ListenerSettings, divided, server_options
 from slipway_common.web.paths import FromAddress, InTrace, PathAsSent
 from slipway_common.web.runtime import Runtime
@@ -76,6 +78,9 @@ class ServiceSettings(KafkaSettings, ListenerSettings):
     instance: str = "0"
     """Name of this replica for static group membership, so that a quick restart moves no partition."""
     tokens_file: Path | None = None
+    requests_per_second_max: Annotated[float, Field(gt=0)] = 200.0
+    """Requests that a token may send per second over HTTP, of which those of ten seconds may come at once; renewals and
+    releases of leases are not counted. Each replica counts for itself."""
     heartbeat_seconds: float = 5.0
     audit_kept_days: float = 60.0
     """Retention of the audit, in days."""
@@ -202,6 +207,7 @@ class Service:
         app.state.runtime = self.runtime
         app.state.status = Status(self.runtime, service=self.name, version=VERSION, instance=self.settings.instance)
         app.state.tokens = self.tokens
+        app.state.limits = CallerLimits(self.settings.requests_per_second_max)
         for name, value in self.state.items():
             setattr(app.state, name, value)
         problem.install(app)
@@ -212,6 +218,7 @@ class Service:
         app.add_middleware(InTrace)
         app.add_middleware(Conditional)
         app.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_BYTES_MIN, compresslevel=1)
+        limits.install(app)  # last: what is refused passes no other middleware
         app.include_router(routes.health)
         app.state.renewed = self.renewed
         app.include_router(routes.about)
@@ -225,7 +232,8 @@ class Service:
             app.include_router(routes.positions)
         for router in self.routers:
             app.include_router(router)
-        access.check(app)
+        app.state.open_paths = access.open_paths(app)
+        app.state.counted_of_workers = access.counted_of_workers(app)
         app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]
         return app
 
@@ -272,6 +280,8 @@ class Service:
                 runtime.readers.append(reader)
                 tasks.append(asyncio.create_task(reader.run(database)))
             # HTTP requests and timers do not wait for the broker: launch stops work without it.
+            runtime.people_database = await self._more_connections(stack, postgres.PEOPLE_CONNECTIONS)
+            runtime.reports_database = await self._more_connections(stack, postgres.REPORTS_CONNECTIONS)
             runtime.database = database
             loops = [asyncio.create_task(self._run_loop(loop, database)) for loop in self.loops]
             if runtime.leader_loop is not None:
@@ -306,6 +316,12 @@ class Service:
                     stack.push_async_callback(attempt.pop_all().aclose)
                     return database
             await asyncio.sleep(0.5)
+
+    async def _more_connections(self, stack: contextlib.AsyncExitStack, most: int) -> Database:
+        """Connections to the database for one kind of requests, none of which is opened yet."""
+        more = await postgres.connect(self.settings.database_url, self.name, size=most, opened_at_once=0)
+        stack.push_async_callback(_close_database, more)
+        return more
 
     async def _start_consumers(self, stack: contextlib.AsyncExitStack, database: Database) -> None:
         if not self.consumers:

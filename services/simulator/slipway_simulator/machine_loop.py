@@ -73,7 +73,7 @@ async def run_machine(machine: Machine, driver: Driver, rng: Random) -> None:
             case SendReport(report):
                 await _send_report(machine, report, driver, rng)
             case Poll(heartbeat):
-                await _poll(machine, driver, heartbeat=heartbeat)
+                await _poll(machine, driver, rng, heartbeat=heartbeat)
                 contact = Contact(driver.now(), driver.now() if heartbeat else contact.heartbeat_at)
 
 
@@ -121,12 +121,12 @@ def _text(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat()
 
 
-async def _poll(machine: Machine, driver: Driver, *, heartbeat: bool) -> None:
+async def _poll(machine: Machine, driver: Driver, rng: Random, *, heartbeat: bool) -> None:
     """Poll once. A failed poll is not retried: the next one is due soon, and the machine may find work meanwhile."""
     if heartbeat:
-        answer = await _attempt(driver, "POST", _worker_url(machine, "heartbeat"), machine.token, {})
+        answer = await _attempt(driver, rng, "POST", _worker_url(machine, "heartbeat"), machine.token, {})
     else:
-        answer = await _attempt(driver, "GET", _worker_url(machine, "should-terminate"), machine.token, None)
+        answer = await _attempt(driver, rng, "GET", _worker_url(machine, "should-terminate"), machine.token, None)
     if answer:
         _handle_answer(machine, answer, driver)
         claimed = machine.claim is not None and not machine.pending_reports
@@ -155,20 +155,26 @@ def _handle_answer(machine: Machine, answer: Answer, driver: Driver) -> None:
 async def _post_until_answered(driver: Driver, rng: Random, url: str, token: str, body: dict[str, Any]) -> Answer:
     """Retry a POST until there is a final answer."""
     pause_seconds = FIRST_RETRY_SECONDS
-    while (answer := await _attempt(driver, "POST", url, token, body)) is None:
+    while (answer := await _attempt(driver, rng, "POST", url, token, body)) is None:
         await asyncio.sleep(pause_seconds * rng.uniform(0.5, 1.0))
         pause_seconds = min(LONGEST_RETRY_SECONDS, pause_seconds * 2)
     return answer
 
 
-async def _attempt(driver: Driver, method: str, url: str, token: str, body: dict[str, Any] | None) -> Answer | None:
-    """Send a request once; returns None if there is no answer or only a temporary error."""
+async def _attempt(
+    driver: Driver, rng: Random, method: str, url: str, token: str, body: dict[str, Any] | None
+) -> Answer | None:
+    """Send a request once; returns None if there is no answer or only a temporary error, of one that was too many after
+    the time that its answer asks for."""
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
         response = await driver.client.request(method, url, json=body, headers=headers)
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError):
         return None
-    if response.status_code >= 500 or response.status_code in {408, 425, 429}:
+    if response.status_code == httpx2.codes.TOO_MANY_REQUESTS:
+        await asyncio.sleep(float(response.headers.get("retry-after", "1")) * (1 + rng.random() / 2))
+        return None
+    if response.status_code >= 500 or response.status_code in {408, 425}:
         return None
     try:
         answer = Answer(response.status_code, msgspec.json.decode(response.content or b"{}", type=dict[str, Any]))

@@ -68,6 +68,20 @@ def test_a_broker_that_answers_early_is_not_called_in_a_loop() -> None:
     assert next_step(state, 122.1) == Request(25.0)
 
 
+@pytest.mark.parametrize("mode", FailOpen)
+def test_a_busy_broker_is_available(mode: FailOpen) -> None:
+    """The answer 429 is no outage, in which a caller would start without a lease: it asks again after the time that it
+    names and up to half as long again, until its wait is over."""
+    state = begun(fail_open=mode, unavailable_seconds=5.0, chance=0.5)
+    state = unavailable(state, since=100.0, now=101.0)
+    for now in range(102, 122, 4):
+        state = admission.limited(state, 3.0, now=float(now), chance=0.5)
+        assert next_step(state, float(now)) == Wait(now + 3.75)
+        assert isinstance(next_step(state, now + 3.75), Request)
+    if mode is not FailOpen.ALWAYS:
+        assert next_step(state, 160.0) == GiveUp(unavailable=False)
+
+
 @pytest.mark.parametrize(
     ("mode", "at_once", "after_its_patience"),
     [

@@ -180,6 +180,22 @@ def test_a_lost_claim_is_reported_again() -> None:
     assert core.answered(ended, Poll(heartbeat=True), 72.0, has_task=False).reports == ended.reports
 
 
+@given(st.floats(0.0, 1.0, exclude_max=True), st.floats(0.0, 100.0))
+def test_a_busy_provisioner_is_waited_for(chance: float, retry_after_seconds: float) -> None:
+    """Its answer loses no report, and is no silence for which the worker would give up. Each waits as long as it asks
+    for, but for at most a minute, and up to half as long again."""
+    worker, now = BUSY, 20.0
+    for _ in range(50):
+        worker = core.postponed(worker, now, chance, retry_after_seconds)
+        waited = worker.backoff.retry_at - now
+        assert waited >= min(retry_after_seconds, 60.0) * (1 + chance / 2) - 1e-9
+        assert waited <= max(90.0, LONGEST_RETRY_SECONDS)
+        assert next_call(worker, now) == Wait(worker.backoff.retry_at)
+        now = worker.backoff.retry_at
+        assert next_call(worker, now) == SendReport(CLAIMED)
+    assert now > 20.0 + BUSY.settings.give_up_seconds or retry_after_seconds < 20
+
+
 def test_an_outage_is_no_refusal() -> None:
     """However often a call is not answered, reports stay pending."""
     worker = BUSY

@@ -18,7 +18,7 @@ from slipway_api.events.topics import ALERT, EVENT_OF, LAUNCH_CONFIG_WEIGHT, POO
 from slipway_api.events.weight import WeightChanged
 from slipway_api.events.worker import WorkerEvent
 from slipway_client.transport import trust
-from slipway_client.transport.http import PAGE_ITEMS, Failed
+from slipway_client.transport.http import PAGE_ITEMS, Failed, pause_seconds
 from slipway_client.transport.log import Entry, Log
 from slipway_client.view import narration
 from slipway_client.view.snapshot import (
@@ -61,7 +61,11 @@ async def fetcher(urls: Mapping[str, str], headers: Mapping[str, str]) -> AsyncI
             url = urls[service] + path
             tag, before = answers.get(url, ("", None))
             try:
-                answer = await client.get(url, headers={"If-None-Match": tag} if tag else {})
+                headers = {"If-None-Match": tag} if tag else {}
+                answer = await client.get(url, headers=headers)
+                while (pause := pause_seconds(answer.status_code, answer.headers)) is not None:
+                    await asyncio.sleep(pause)
+                    answer = await client.get(url, headers=headers)
                 if answer.status_code == httpx2.codes.NOT_MODIFIED:
                     return before
                 body = answer.json() if answer.content else None

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slipway_client.leases.terms import Waiting
-from slipway_client.transport.backoff import Backoff, next_backoff
+from slipway_client.transport.backoff import Backoff, asked_pause_seconds, next_backoff
 
 POLL_SECONDS: Final = 25.0
 """Long poll of one request: below the idle timeouts of proxies and load balancers."""
@@ -210,6 +210,15 @@ def unanswered(
     since = asked_at if admission.backoff.since is None else admission.backoff.since
     unanswered = replace(admission, requested=True, backoff=replace(backoff, since=since))
     return _with_cause(unanswered, Cause.REFUSED, now) if misdirected and admission.waiting is None else unanswered
+
+
+def limited(admission: Admission, retry_after_seconds: float, *, now: float, chance: float) -> Admission:
+    """Apply the answer that this caller sends too many requests. The broker is available, so that it decides as while
+    the request waits."""
+    answered = replace(admission, requested=True, backoff=Backoff(), start_at=None)
+    pause_seconds = max(EARLY_SECONDS, retry_after_seconds)
+    paused = replace(answered, pause_until=now + asked_pause_seconds(pause_seconds, chance))
+    return paused if admission.waiting is not None else _with_cause(paused, Cause.FULL, now)
 
 
 def refused(admission: Admission, now: float) -> Admission:

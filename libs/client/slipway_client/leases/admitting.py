@@ -133,6 +133,10 @@ class Admitting(ABC, Generic[Granted]):
 
     def _unanswered(self, error: NoAnswer) -> None:
         now, before = monotonic_seconds(), self._admission
+        if error.is_limited:
+            self._admission = admission.limited(before, error.retry_after_seconds, now=now, chance=self._rng.random())
+            self._log(f"waiting, since too many requests were sent: {error}")
+            return
         self._admission = admission.unanswered(
             before,
             asked_at=self._asked_at,

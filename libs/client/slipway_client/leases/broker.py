@@ -1,5 +1,6 @@
 """HTTP client for the lease-broker. Each call is made once and is idempotent: callers decide about retries."""
 
+from http import HTTPStatus
 from math import inf
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode, urlsplit
@@ -9,7 +10,7 @@ import msgspec
 from slipway_client.leases.errors import LOST_SLUGS, Refused
 from slipway_client.leases.terms import Gang, Lease, Start, Waiting, Wanted
 from slipway_client.transport import patience
-from slipway_client.transport.exchange import OTHER_SERVICE, NoAnswer, authorization, exchange
+from slipway_client.transport.exchange import OTHER_SERVICE, NoAnswer, authorization, exchange, limited
 from slipway_client.transport.http import ADVICE, SERVICES, advice, path
 from slipway_client.transport.patience import Patience
 from slipway_common.base.clock import monotonic_seconds
@@ -18,7 +19,7 @@ from slipway_common.base.sanitize import printable
 FIRST: Final = Patience()
 PROBLEM: Final = "urn:slipway:problem:"
 # Retryable statuses. Other statuses below 500 are final.
-NOT_NOW: Final = frozenset({408, 425, 429})
+NOT_NOW: Final = frozenset({408, 425})
 # Problems that any other server returns too, such as "Not Found" at a wrong address.
 NO_SUCH_ROUTE: Final = frozenset({"", "not-found", "method-not-allowed", "http"})
 
@@ -150,7 +151,7 @@ class Broker:
         seconds = min(self._patience.seconds, max(self._patience.least_seconds, within_seconds - wait_seconds))
         begun_at = monotonic_seconds()
         try:
-            status, answered = await exchange(
+            received = await exchange(
                 method, url, content, headers=authorization(self._token), seconds=seconds + wait_seconds
             )
         except NoAnswer:
@@ -159,8 +160,12 @@ class Broker:
             raise
         if (took_seconds := monotonic_seconds() - begun_at - wait_seconds) > 0:  # an earlier answer was held back
             self._patience = patience.answered(self._patience, took_seconds)
+        status, answered, _ = received
+        if status == HTTPStatus.TOO_MANY_REQUESTS:
+            raise limited(self.url, received)
         if status >= 500 or status in NOT_NOW or 300 <= status < 400:
-            raise NoAnswer(f"{self.url} answered {status}", OTHER_SERVICE if status < 400 else "")
+            problem = OTHER_SERVICE if status < 400 else ""
+            raise NoAnswer(f"{self.url} answered {status}", problem, received.retry_after_seconds)
         try:
             read = msgspec.json.decode(answered or b"{}", type=dict[str, Any])
         except msgspec.MsgspecError:

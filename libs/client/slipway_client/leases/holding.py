@@ -95,9 +95,10 @@ def doubted(holding: Holding) -> Holding:
     return replace(holding, doubted=True)
 
 
-def unanswered(holding: Holding, now: float, chance: float) -> Holding:
-    """Apply a renewal that was not answered. `chance` in [0, 1) spreads the retries of many holders."""
-    return replace(holding, backoff=next_backoff(holding.backoff, now, chance))
+def unanswered(holding: Holding, now: float, chance: float, retry_after_seconds: float = 0.0) -> Holding:
+    """Apply a renewal that was not answered, or by a request to try again after some time. `chance` in [0, 1) spreads
+    the retries of many holders."""
+    return replace(holding, backoff=next_backoff(holding.backoff, now, chance, retry_after_seconds))
 
 
 def ended(reason: str) -> LeaseEnd:

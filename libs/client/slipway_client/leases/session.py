@@ -184,7 +184,8 @@ class Session(Admitting[Lease]):
         except (NoAnswer, Refused) as error:  # a refused token says nothing about the lease, and may be corrected
             if held.backoff.since is None:
                 self._log(f"the lease could not be renewed, retrying: {error}")
-            self._holding = holding.unanswered(held, monotonic_seconds(), self._rng.random())
+            after_seconds = error.retry_after_seconds if isinstance(error, NoAnswer) else 0.0
+            self._holding = holding.unanswered(held, monotonic_seconds(), self._rng.random(), after_seconds)
         except TimeoutError:
             pass  # next_step decides
         return None
@@ -233,7 +234,8 @@ class Session(Admitting[Lease]):
             except (LeaseEnded, Refused):
                 return None  # nothing is held
             except NoAnswer as error:
-                backoff = next_backoff(backoff, monotonic_seconds(), self._rng.random())
+                chance = self._rng.random()
+                backoff = next_backoff(backoff, monotonic_seconds(), chance, error.retry_after_seconds)
                 if backoff.retry_at > end:
                     self._log(f"could not release the lease ({error}); it expires with its TTL")
                     return None

@@ -53,8 +53,9 @@ class UnleasedStarts:
         while True:
             try:
                 return await self.report_once()
-            except NoAnswer:
-                backoff = next_backoff(backoff, monotonic_seconds(), self._rng.random())
+            except NoAnswer as error:
+                chance = self._rng.random()
+                backoff = next_backoff(backoff, monotonic_seconds(), chance, error.retry_after_seconds)
                 await asyncio.sleep(max(0.0, backoff.retry_at - monotonic_seconds()))
 
     async def report_last(self) -> None:

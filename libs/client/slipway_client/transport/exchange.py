@@ -8,14 +8,16 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Mapping
+from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import h11
 import msgspec
 
 from slipway_client.transport import trust
+from slipway_client.transport.backoff import retry_after_seconds
 from slipway_common.base.tls import UnusableFile
 
 REQUEST_SECONDS: Final = 10.0
@@ -27,16 +29,37 @@ NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 TLS: Final = "tls"
 UNKNOWN_HOST: Final = "unknown-host"
 OTHER_SERVICE: Final = "other-service"
+TOO_MANY_REQUESTS: Final = "too-many-requests"
 MISDIRECTED: Final = frozenset({TLS, UNKNOWN_HOST, OTHER_SERVICE})
 
 
 class NoAnswer(Exception):
     """No answer, or an answer that asks to retry later. The text gives the reason and holds no secret. `problem` is the
-    slug of the problem that was answered, or of one of MISDIRECTED; empty if there was none."""
+    slug of the problem that was answered, or of one of MISDIRECTED; empty if there was none. The service asks to retry
+    after `retry_after_seconds`, if it has said so."""
 
-    def __init__(self, text: str, problem: str = "") -> None:
+    def __init__(self, text: str, problem: str = "", retry_after_seconds: float = 0.0) -> None:
         super().__init__(text)
         self.problem = problem
+        self.retry_after_seconds = retry_after_seconds
+
+    @property
+    def is_limited(self) -> bool:
+        """True if the service is available, and has answered that this caller sends too many requests."""
+        return self.problem == TOO_MANY_REQUESTS
+
+
+class Received(NamedTuple):
+    """Status and body of a response, and the seconds after which it asks to retry."""
+
+    status: int
+    content: bytes
+    retry_after_seconds: float = 0.0
+
+
+def limited(text: str, received: Received) -> NoAnswer:
+    """The answer 429, also of a proxy."""
+    return NoAnswer(f"{text} answered 429".strip(), TOO_MANY_REQUESTS, received.retry_after_seconds)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -78,8 +101,8 @@ def authorization(token: str) -> Mapping[str, str]:
 
 async def exchange(
     method: str, url: str, body: bytes, *, headers: Mapping[str, str] = NO_HEADERS, seconds: float
-) -> tuple[int, bytes]:
-    """Send one request; returns status and body of the response. Raises NoAnswer after `seconds`."""
+) -> Received:
+    """Send one request; returns its response. Raises NoAnswer after `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             return await _exchange(method, url, body, headers)
@@ -98,9 +121,12 @@ def _problem(error: Exception) -> str:
 
 
 async def _request(method: str, url: str, body: bytes, token: str, seconds: float) -> Answer:
-    status, content = await exchange(method, url, body, headers=authorization(token), seconds=seconds)
+    received = await exchange(method, url, body, headers=authorization(token), seconds=seconds)
+    status, content, _ = received
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        raise limited("", received)
     # 404 may come from a service that is starting, a redirect from something other than a Slipway service.
-    retry = status >= 500 or status in {404, 408, 425, 429} or 300 <= status < 400
+    retry = status >= 500 or status in {404, 408, 425} or 300 <= status < 400
     try:
         answer = Answer(status, msgspec.json.decode(content or b"{}", type=dict[str, Any]))
     except msgspec.DecodeError:
@@ -108,11 +134,11 @@ async def _request(method: str, url: str, body: bytes, token: str, seconds: floa
             raise NoAnswer(f"answered {status} with something other than JSON") from None
         answer = Answer(status, {})
     if retry:
-        raise NoAnswer(f"answered {status}", answer.problem)
+        raise NoAnswer(f"answered {status}", answer.problem, received.retry_after_seconds)
     return answer
 
 
-async def _exchange(method: str, url: str, body: bytes, more_headers: Mapping[str, str]) -> tuple[int, bytes]:
+async def _exchange(method: str, url: str, body: bytes, more_headers: Mapping[str, str]) -> Received:
     where = urlsplit(url)
     if where.scheme not in {"http", "https"} or not where.hostname:
         raise ValueError(f"{url} is not an address such as http://127.0.0.1:7301")
@@ -138,8 +164,8 @@ async def _exchange(method: str, url: str, body: bytes, more_headers: Mapping[st
         writer.transport.abort()  # nothing is left to send, so there is no need to wait for a clean close
 
 
-async def _answer(connection: h11.Connection, reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    status, content = 0, bytearray()
+async def _answer(connection: h11.Connection, reader: asyncio.StreamReader) -> Received:
+    status, content, pause_seconds = 0, bytearray(), 0.0
     while True:
         match connection.next_event():
             case h11.NEED_DATA:
@@ -149,11 +175,13 @@ async def _answer(connection: h11.Connection, reader: asyncio.StreamReader) -> t
                 connection.receive_data(received)
             case h11.Response() as response:
                 status = response.status_code
+                named = (value.decode("latin-1") for name, value in response.headers if name == b"retry-after")
+                pause_seconds = retry_after_seconds(next(named, ""))
             case h11.Data() as data:
                 content += data.data
                 if len(content) > ANSWER_BYTES_MAX:
                     raise ValueError(f"answered more than {ANSWER_BYTES_MAX} bytes")
             case h11.EndOfMessage():
-                return status, bytes(content)
+                return Received(status, bytes(content), pause_seconds)
             case _:
                 pass  # informational

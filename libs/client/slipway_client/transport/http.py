@@ -1,12 +1,16 @@
 """HTTP client for the services. Refusals become messages that name the object, the problem and the remedy."""
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from http import HTTPStatus
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 from slipway_client.transport import trust
+from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.sanitize import printable
 from slipway_common.base.tls import UnusableFile
 
@@ -182,10 +186,10 @@ class Api:
     def put(self, service: str, path: str, body: Any, **parameters: Any) -> Any:
         return self._call("PUT", service, path, parameters, body)
 
-    def put_lines(self, service: str, path: str, body: Iterable[bytes], **parameters: Any) -> Any:
-        """PUT newline-delimited JSON, sent chunk by chunk."""
+    def put_lines(self, service: str, path: str, body: Callable[[], Iterable[bytes]], **parameters: Any) -> Any:
+        """PUT newline-delimited JSON, sent chunk by chunk; `body` is called for each attempt."""
         headers = {"Content-Type": "application/x-ndjson"}
-        return _json(self._answer("PUT", service, path, parameters, content=body, headers=headers))
+        return _json(self._answer("PUT", service, path, parameters, lines=body, headers=headers))
 
     def put_tagged(self, service: str, path: str, body: Any, tag: str, **parameters: Any) -> Any:
         """Replace the version of an object that has this entity tag; refused with 412 if there is another by now."""
@@ -220,14 +224,29 @@ class Api:
         return _json(self._answer(method, service, path, parameters, json=body))
 
     def _answer(
-        self, method: str, service: str, path: str, parameters: Mapping[str, Any], **sent: Any
+        self,
+        method: str,
+        service: str,
+        path: str,
+        parameters: Mapping[str, Any],
+        *,
+        lines: Callable[[], Iterable[bytes]] | None = None,
+        **sent: Any,
     ) -> "httpx2.Response":
-        """The answer to a request. `sent` are its body and headers, as the HTTP client takes them."""
+        """The answer to a request, which is repeated if it was one too many. `sent` are its body and headers, as the
+        HTTP client takes them, or its `lines` are its body."""
         import httpx2
 
         given = {name: value for name, value in parameters.items() if value is not None}
+        until = monotonic_seconds() + self.timeout_seconds
         try:
-            answer = self._client.request(method, self.urls[service] + path, params=given, **sent)
+            while True:
+                body: dict[str, Any] = {} if lines is None else {"content": lines()}
+                answer = self._client.request(method, self.urls[service] + path, params=given, **sent, **body)
+                pause = pause_seconds(answer.status_code, answer.headers)
+                if pause is None or monotonic_seconds() + pause > until:
+                    break
+                time.sleep(pause)
         except UnusableFile as error:
             raise Failed(f"TLS cannot be used: {error}\nCheck --ca, --certificate and --key.") from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
@@ -248,6 +267,16 @@ class Api:
 def path(*parts: str) -> str:
     """URL path of these parts; an ID may contain any character."""
     return "".join("/" + quote(part, safe="") for part in parts)
+
+
+def pause_seconds(status: int, headers: Mapping[str, str]) -> float | None:
+    """Pause before a request is repeated that was one too many, and has changed nothing; None for another answer."""
+    if status != HTTPStatus.TOO_MANY_REQUESTS:
+        return None
+    from slipway_client.transport.backoff import asked_pause_seconds, retry_after_seconds  # imports slowly
+
+    asked_seconds = retry_after_seconds(headers.get("retry-after", ""))
+    return asked_pause_seconds(max(1.0, asked_seconds), Random().random())  # noqa: S311 (spreads repetitions)
 
 
 def advice(problem: Mapping[str, Any], slug: str) -> str:

@@ -154,15 +154,16 @@ def answered(
     return leave(after, reason or "terminated by the provisioner") if terminate else after
 
 
-def unanswered(worker: Worker, now: float, chance: float) -> Worker:
-    """Apply a call that was not answered. `chance` in [0, 1) spreads the retries of many workers."""
-    return replace(worker, backoff=next_backoff(worker.backoff, now, chance))
+def unanswered(worker: Worker, now: float, chance: float, retry_after_seconds: float = 0.0) -> Worker:
+    """Apply a call that was not answered, or by a request to try again after some time. `chance` in [0, 1) spreads the
+    retries of many workers."""
+    return replace(worker, backoff=next_backoff(worker.backoff, now, chance, retry_after_seconds))
 
 
-def postponed(worker: Worker, now: float, chance: float) -> Worker:
-    """Apply an answer to try again once a restored database is confirmed. The provisioner is available, however long
-    that takes, so that the worker does not give up."""
-    after = unanswered(worker, now, chance)
+def postponed(worker: Worker, now: float, chance: float, retry_after_seconds: float = 0.0) -> Worker:
+    """Apply an answer to try again once a restored database is confirmed, or there is room for the request. The
+    provisioner is available, however long that takes, so that the worker does not give up."""
+    after = unanswered(worker, now, chance, retry_after_seconds)
     return replace(after, backoff=replace(after.backoff, since=now))
 
 

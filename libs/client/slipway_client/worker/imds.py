@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_client.transport.exchange import NoAnswer, exchange
+from slipway_client.transport.exchange import NoAnswer, Received, exchange
 from slipway_client.worker.core import Notice
 
 LINK_LOCAL: Final = "http://169.254.169.254"
@@ -95,17 +95,17 @@ class Imds:
 
     async def _get(self, name: str, *, below: str = META_DATA) -> bytes | None:
         """Content of an item; None if there is none."""
-        status, content = await self._request(below + name)
+        status, content, _ = await self._request(below + name)
         if status == 401:
             self._token = ""
-            status, content = await self._request(below + name)
+            status, content, _ = await self._request(below + name)
         if status == 404:
             return None
         if status != 200:
             raise NoAnswer(f"{self._url} answered {status} to a request for {name}")
         return content
 
-    async def _request(self, path: str) -> tuple[int, bytes]:
+    async def _request(self, path: str) -> Received:
         if not self._token:
             self._token = await self._new_token()
         headers = {"X-aws-ec2-metadata-token": self._token}
@@ -115,7 +115,7 @@ class Imds:
     async def _new_token(self) -> str:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
         url = f"{self._url}/latest/api/token"
-        status, content = await exchange("PUT", url, b"", headers=headers, seconds=self._request_seconds)
+        status, content, _ = await exchange("PUT", url, b"", headers=headers, seconds=self._request_seconds)
         token = content.decode("latin-1")
         if status != 200 or not TOKEN.fullmatch(token):
             raise NoAnswer(f"{self._url} answered {status} without a token")

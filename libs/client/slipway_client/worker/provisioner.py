@@ -189,9 +189,10 @@ async def _perform(
         reply = await provisioner.perform(call)
     except NoAnswer as error:
         if worker().backoff.since is None:
-            log(f"provisioner unavailable, retrying: {error}")
-        after = core.postponed if error.problem == "unconfirmed" else core.unanswered
-        worker_changed(after(worker(), monotonic_seconds(), rng.random()))
+            log(f"provisioner {'busy' if error.is_limited else 'unavailable'}, retrying: {error}")
+        is_available = error.is_limited or error.problem == "unconfirmed"
+        after = core.postponed if is_available else core.unanswered
+        worker_changed(after(worker(), monotonic_seconds(), rng.random(), error.retry_after_seconds))
     except Refusal as error:
         log(str(error))
         worker_changed(core.refused(worker(), str(error)))

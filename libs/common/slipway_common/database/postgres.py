@@ -18,6 +18,12 @@ from slipway_common.database import outage
 Database: TypeAlias = Any  # asyncpg.Pool; named so because a pool is a worker pool or a lease pool here
 Connection: TypeAlias = Any  # asyncpg.Connection, or its proxy from a connection pool
 
+CONNECTIONS: Final = 8
+PEOPLE_CONNECTIONS: Final = 4
+REPORTS_CONNECTIONS: Final = 4
+"""Most connections of a process: for loops and consumers, for requests of people, for reports of workers and holders of
+leases. Its relay, its leader and the lease-broker's notifications have one more each."""
+
 # A process stopped inside a transaction (SIGSTOP, a failing host) keeps its row locks until the server ends the
 # session. 5 s is far above any transaction (p99 < 50 ms) and far below a lease's TTL.
 SESSION_TIMEOUTS: Final = {
@@ -102,17 +108,19 @@ async def connect(
     url: str,
     service: str,
     *,
-    size: int = 8,
+    size: int = CONNECTIONS,
+    opened_at_once: int = 1,
     command_timeout_seconds: float = 15.0,
     settings: Mapping[str, str] | None = None,
 ) -> Database:
-    """Open a connection pool with the service's role and schema; `settings` are server settings.
+    """Open a connection pool with the service's role and schema; `settings` are server settings. All connections but
+    `opened_at_once` are opened when they are needed.
 
     Raises OSError or asyncpg.PostgresError if the database is unavailable or not migrated.
     """
     return await asyncpg.create_pool(
         url,
-        min_size=1,
+        min_size=opened_at_once,
         max_size=size,
         connect=outage.opened,
         init=_prepare,

@@ -267,6 +267,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         help="Registrations of machines refused, by reason such as identity-forged or bad-secret",
     ),
     Metric(
+        name="slipway_requests_limited_total",
+        kind="counter",
+        services=EVERY,
+        labels=("bucket",),
+        help="HTTP requests answered 429, by what sent too many: token, worker, claims, batch, address",
+    ),
+    Metric(
         name="slipway_requests_refused_total",
         kind="counter",
         services=PROVISIONER,

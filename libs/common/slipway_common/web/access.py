@@ -15,8 +15,9 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.routing import APIRoute, iter_route_contexts
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from slipway_common.base.ids import LEASE_TOKEN, WORKER_TOKEN
+from slipway_common.base.ids import LEASE_TOKEN, WORKER_TOKEN, hash_secret
 from slipway_common.database.postgres import Connection
+from slipway_common.web.limits import Counted, limits_of
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database
 from slipway_common.web.tokens import Token, Tokens
@@ -124,10 +125,12 @@ class Open(Access):
 
 
 class Needs(Access):
-    """Access by a token with one of these scopes; names in braces are parameters of the path. Gives its name."""
+    """Access by a token with one of these scopes; names in braces are parameters of the path. Gives its name. Requests
+    of a route that is not `limited` are no part of those that a token may send."""
 
-    def __init__(self, *scopes: str) -> None:
+    def __init__(self, *scopes: str, limited: bool = True) -> None:
         self.scopes = scopes
+        self.limited = limited
         self.parameters = _parameters(*scopes)
         self.security = [{_bearer.scheme_name: [scope]} for scope in scopes]
 
@@ -135,11 +138,14 @@ class Needs(Access):
         return self.caller(request, credentials).name
 
     def caller(self, request: Request, credentials: Bearer) -> Caller:
-        """The caller. Raises Problem 401 without a known token, 403 if none of the scopes can be met."""
+        """The caller. Raises Problem 401 without a known token, 403 if none of the scopes can be met, and 429 if the
+        token has sent too many requests."""
         given: dict[str, Any] = request.path_params
         missing = {name: f"{{{name}}}" for name in self.parameters if name not in given}
         wanted = [scope.format(**given | missing) for scope in self.scopes]
         token = _identified(request, credentials, wanted)
+        if self.limited:
+            limits_of(request).take(Counted.TOKEN, token.name)
         if any(allows(token.scopes, scope) for scope in wanted):
             return Caller(token, wanted, allowed=True)
         for name in missing.values():
@@ -180,18 +186,24 @@ class NeedsOwner(Needs):
 
 
 class OwnWorker(Access):
-    """Access by a worker's own token. Gives the token, which the route compares with the worker in its path."""
+    """Access by a worker's own token, whose requests are `counted`. Gives the hash of the token, which the route
+    compares with that of the worker in its path."""
 
     security = ({_worker_bearer.scheme_name: []},)
 
-    async def __call__(self, credentials: Annotated[Bearer, Depends(_worker_bearer)]) -> str:
+    def __init__(self, counted: Counted = Counted.WORKER) -> None:
+        self.counted = counted
+
+    async def __call__(self, request: Request, credentials: Annotated[Bearer, Depends(_worker_bearer)]) -> str:
         if credentials is None:
             detail = "send the token that the worker got at its registration as 'Authorization: Bearer …'"
             raise Problem(401, "no-token", "The token of the worker is required", detail)
         if not credentials.credentials.startswith(WORKER_TOKEN):
             detail = "only the worker itself uses this route; `slipway worker` has commands for people"
             raise Problem(403, "foreign-token", "The token does not belong to this worker", detail)
-        return credentials.credentials
+        token_sha256 = hash_secret(credentials.credentials)
+        limits_of(request).take(self.counted, token_sha256)
+        return token_sha256
 
 
 READ: Final = Depends(Needs("read"))
@@ -216,8 +228,19 @@ def declared(app: FastAPI) -> Iterator[tuple[str, str, Access]]:
 
 def check(app: FastAPI) -> None:
     """Raise TypeError for a route without a declared access."""
-    for _ in declared(app):
-        pass
+    open_paths(app)
+
+
+def counted_of_workers(app: FastAPI) -> dict[str, Counted]:
+    """What requests of workers count as, by the last part of their paths."""
+    return {
+        path.rpartition("/")[2]: access.counted for _, path, access in declared(app) if isinstance(access, OwnWorker)
+    }
+
+
+def open_paths(app: FastAPI) -> frozenset[str]:
+    """Paths of routes that need no token. Raises TypeError for a route without a declared access."""
+    return frozenset(path for _, path, access in declared(app) if isinstance(access, Open))
 
 
 def _identified(request: Request, credentials: Bearer, wanted: Sequence[str]) -> Token:

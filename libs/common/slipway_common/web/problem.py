@@ -40,7 +40,8 @@ class Problem(Exception):
 
 
 def answer(problem: Problem) -> Response:
-    headers = {"Retry-After": "1"} if problem.status == 503 else {}
+    after_seconds = problem.body.retry_after_seconds or (1 if problem.status == 503 else None)
+    headers = {} if after_seconds is None else {"Retry-After": str(after_seconds)}
     return Response(msgspec.json.encode(problem.body), problem.status, headers, media_type=MEDIA_TYPE)
 
 

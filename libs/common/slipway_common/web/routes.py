@@ -62,9 +62,10 @@ async def livez() -> Annotated[PlainTextResponse, Untyped("text, of which probes
 @health.get("/readyz")
 async def readyz(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Answer[Readiness] | Unavailable[Readiness]:
     reasons = runtime.unready()
-    if runtime.database is not None and not reasons:
+    database = runtime.people_database or runtime.database
+    if database is not None and not reasons:
         try:
-            await asyncio.wait_for(runtime.database.fetchval("SELECT 1"), 2)
+            await asyncio.wait_for(database.fetchval("SELECT 1"), 2)
         except Exception as error:
             reasons.append(f"database: {described(error)}")
     readiness = Readiness(ready=not reasons, reasons=reasons)

@@ -15,10 +15,15 @@ from slipway_common.web.problem import Problem
 
 
 class Runtime:
-    """State of a running service. Filled in the background, so that HTTP is served from the start."""
+    """State of a running service. Filled in the background, so that HTTP is served from the start.
+
+    `database` has the connections of loops and consumers. Requests of people, and reports of workers and holders of
+    leases, have some of their own, so that none of the three waits for another's."""
 
     def __init__(self) -> None:
         self.database: Database | None = None
+        self.people_database: Database | None = None
+        self.reports_database: Database | None = None
         self.consuming = False
         self.subscriptions: list[kafka.Subscription] = []
         self.leader_loop: LeaderLoop | None = None
@@ -70,12 +75,23 @@ def runtime_of(request: Request) -> Runtime:
 
 
 async def database(request: Request) -> Database:
-    """FastAPI dependency: the database; raises Problem 503 until the service has started. Not a plain function, which
-    would run in a thread."""
+    """FastAPI dependency: the database, by the connections of people's requests. Raises Problem 503 until the service
+    has started. Not a plain function, which would run in a thread."""
     runtime = runtime_of(request)
-    if runtime.database is None:
+    return _started(runtime.people_database or runtime.database)
+
+
+async def reports_database(request: Request) -> Database:
+    """FastAPI dependency: the database, by the connections of reports. Raises Problem 503 until the service has
+    started."""
+    runtime = runtime_of(request)
+    return _started(runtime.reports_database or runtime.database)
+
+
+def _started(database: Database | None) -> Database:
+    if database is None:
         raise Problem(503, "starting", "The service is starting", "try again in a moment")
-    return runtime.database
+    return database
 
 
 def wake(request: Request) -> None:

@@ -61,7 +61,7 @@ class Status:
         )
 
     async def _read_database(self) -> dict[str, Any] | None:
-        database = self.runtime.database
+        database = self.runtime.people_database or self.runtime.database
         return None if database is None else dict(await database.fetchrow(DATABASE))
 
     async def _within(self, name: str, read: Callable[[], Awaitable[Answer]]) -> Answer | None:

@@ -19,6 +19,7 @@ import httpx2
 import msgspec
 from aiokafka.errors import KafkaError
 
+from slipway_client.transport.http import pause_seconds
 from slipway_common.base.ids import hash_secret, new_id, new_secret
 from slipway_common.database import migrate
 from slipway_common.declaration.models import Declaration
@@ -286,13 +287,18 @@ class Deployment:
         await self.call("PUT", "provisioner", path, body | {"metadata": {"owner": owner}})
 
     async def call(self, method: str, service: str, path: str, body: Any = None) -> Any:
-        """Send an authorized request and return the decoded answer. Raises httpx2.HTTPStatusError with its text."""
-        response = await self.http.request(
-            method,
-            self.url(service) + path,
-            headers={"Authorization": f"Bearer {self.token}"},
-            **({} if body is None else {"json": body}),
-        )
+        """Send an authorized request, again if it was one too many, and return the decoded answer. Raises
+        httpx2.HTTPStatusError with its text."""
+        while True:
+            response = await self.http.request(
+                method,
+                self.url(service) + path,
+                headers={"Authorization": f"Bearer {self.token}"},
+                **({} if body is None else {"json": body}),
+            )
+            if (pause := pause_seconds(response.status_code, response.headers)) is None:
+                break
+            await asyncio.sleep(pause)
         if response.is_error:
             raise httpx2.HTTPStatusError(
                 f"{method} {path}: {response.status_code} {response.text}", request=response.request, response=response

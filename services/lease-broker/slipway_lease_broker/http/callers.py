@@ -10,9 +10,12 @@ from fastapi import Depends, Request
 
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import LEASE_TOKEN, hash_secret
+from slipway_common.database.postgres import Database
 from slipway_common.web import access
 from slipway_common.web.access import Credentials, Needs, NeedsCaller
+from slipway_common.web.limits import Counted, limits_of
 from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import database, reports_database
 from slipway_common.web.tokens import Token
 from slipway_lease_broker.domain.holders import holder_of
 from slipway_lease_broker.http.call import BoundLease, Call
@@ -33,30 +36,39 @@ CLOCKS: Final[dict[str, Callable[[str], datetime]]] = {
 
 
 class NeedsCall(NeedsCaller):
-    """Access by a token with one of these scopes. Gives the authenticated call. Raises Problems: 401 and 403 like its
-    base, 422 for a request time in the future, 503 while starting."""
+    """Access by a token with one of these scopes. Gives the authenticated call. Raises Problems: 401, 403 and 429 like
+    its base, 422 for a request time in the future, 503 while starting."""
+
+    connections = staticmethod(database)
 
     async def __call__(self, request: Request, credentials: Credentials) -> Call:
-        return called(request, self.caller(request, credentials))
+        return called(request, self.caller(request, credentials), await self.connections(request))
 
 
-class NeedsLease(NeedsCall):
+class NeedsHold(NeedsCall):
+    """Access of a holder of leases, whose calls have the connections of reports."""
+
+    connections = staticmethod(reports_database)
+
+
+class NeedsLease(NeedsHold):
     """Access by a token with one of these scopes, or by the token that is bound to the lease of the path. Without a
     lease in the path the route compares the lease. Raises Problem 401 for an unknown token, also of a lease that ended
     a while ago, and 403 for that of another lease."""
 
     schemes = LEASE_TOKEN_SCHEME
 
-    def __init__(self, *scopes: str) -> None:
-        super().__init__(*scopes)
+    def __init__(self, *scopes: str, limited: bool = True) -> None:
+        super().__init__(*scopes, limited=limited)
         by_lease: list[dict[str, list[str]]] = [{name: []} for name in self.schemes]
         self.security = [*self.security, *by_lease]
 
     async def __call__(self, request: Request, credentials: Credentials) -> Call:
         if credentials is None or not credentials.credentials.startswith(LEASE_TOKEN):
-            return called(request, self.caller(request, credentials))
+            return await super().__call__(request, credentials)
         lease_id = credentials.credentials.removeprefix(LEASE_TOKEN).rpartition(".")[0]
-        nobody = called(request, access.Caller(Token(name="", sha256="", scopes=[]), self.scopes))
+        caller = access.Caller(Token(name="", sha256="", scopes=[]), self.scopes)
+        nobody = called(request, caller, await self.connections(request))
         found = await leases.named(nobody.database, [lease_id])
         digest, now = hash_secret(credentials.credentials), await pools.clock(nobody.database)
         holder = holder_of(found[0], digest, now) if found else None
@@ -68,18 +80,18 @@ class NeedsLease(NeedsCall):
             raise other_lease()
         if request.path_params.get("lease_pool_id", lease.lease_pool_id) != lease.lease_pool_id:
             raise other_lease()
+        if self.limited:
+            limits_of(request).take(Counted.TOKEN, LEASE_TOKEN + lease.id)
         scopes = [scope.format(lease_pool_id=lease.lease_pool_id) for scope in self.scopes]
         caller = access.Caller(Token(name=lease.owner, sha256="", scopes=scopes), self.scopes)
         return msgspec.structs.replace(nobody, caller=caller, bound=BoundLease(lease, holder))
 
 
-def called(request: Request, caller: access.Caller) -> Call:
-    """The call of a caller. Raises Problems: 422 for a request time in the future, 503 while starting."""
+def called(request: Request, caller: access.Caller, database: Database) -> Call:
+    """The call of a caller. Raises Problem 422 for a request time in the future."""
     timely(request)
     state = request.app.state
-    if state.runtime.database is None:
-        raise Problem(503, "starting", "The service is starting", "retry in a moment")
-    return Call(caller, state.runtime.database, state.admissions, state.group_commit, state.known_leases, state.runtime)
+    return Call(caller, database, state.admissions, state.group_commit, state.known_leases, state.runtime)
 
 
 def other_lease() -> Problem:
@@ -121,9 +133,13 @@ def clock_ahead(name: str, ahead_seconds: float) -> None:
 
 
 HOLD: Final = "leases:write:{lease_pool_id}"
-Caller = Annotated[Call, Depends(NeedsCall(HOLD))]
+Caller = Annotated[Call, Depends(NeedsHold(HOLD))]
+Holder = Annotated[Call, Depends(NeedsHold(HOLD, limited=False))]
+"""Caller that confirms or gives up what it has: never refused for too many requests."""
 HolderOrCaller = Annotated[Call, Depends(NeedsLease(HOLD))]
 """Caller that may hold leases, or the command that runs under this one."""
+HolderOrCommand = Annotated[Call, Depends(NeedsLease(HOLD, limited=False))]
+"""Holder of a lease, or the command that runs under it: never refused for too many requests."""
 Operator = Annotated[Call, Depends(NeedsCall("lease-pools:write"))]
 Reader = Annotated[access.Caller, Depends(NeedsCaller("read", HOLD))]
 """Caller that may read what it asks for, or hold leases of its pool, which the route has to look up."""

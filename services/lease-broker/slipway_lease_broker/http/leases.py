@@ -62,7 +62,15 @@ from slipway_lease_broker.domain.refusals import (
 from slipway_lease_broker.grant_waiters import Woken
 from slipway_lease_broker.http import shown
 from slipway_lease_broker.http.call import Call
-from slipway_lease_broker.http.callers import READ_OR_HOLD, Caller, HolderOrCaller, Reader, other_lease
+from slipway_lease_broker.http.callers import (
+    READ_OR_HOLD,
+    Caller,
+    Holder,
+    HolderOrCaller,
+    HolderOrCommand,
+    Reader,
+    other_lease,
+)
 from slipway_lease_broker.http.refusals import problem, refused
 from slipway_lease_broker.store import answers, history, leases, pools
 
@@ -170,7 +178,7 @@ def wanted(lease_pool_id: str, body: AcquireLease, tenant: str) -> LeaseRequeste
 
 @router.post("/leases/{lease_id:id}/renew")
 @router.post("/leases/{lease_id:id}/heartbeat")
-async def renew(lease_id: Name, body: Report[RenewLease], call: HolderOrCaller) -> Answer[api.Lease]:
+async def renew(lease_id: Name, body: Report[RenewLease], call: HolderOrCommand) -> Answer[api.Lease]:
     """Renew a lease for its ttl. 410: the lease has ended, for the given reason; stop the work that it covers."""
     pool_id = await writable(call, lease_id)
     command = LeaseRenewRequested(
@@ -182,7 +190,7 @@ async def renew(lease_id: Name, body: Report[RenewLease], call: HolderOrCaller) 
 
 
 @router.post("/leases/{lease_id:id}/confirm")
-async def confirm(lease_id: Name, body: Report[ConfirmLease], call: Caller) -> Answer[api.Lease]:
+async def confirm(lease_id: Name, body: Report[ConfirmLease], call: Holder) -> Answer[api.Lease]:
     """Confirm the use of a lease that was acquired with `confirm: false`, or granted while no caller waited."""
     pool_id = await writable(call, lease_id)
     command = LeaseConfirmRequested(lease_pool_id=pool_id, lease_id=lease_id, fencing_token=body.fencing_token)
@@ -192,7 +200,7 @@ async def confirm(lease_id: Name, body: Report[ConfirmLease], call: Caller) -> A
 
 
 @router.post("/leases/{lease_id:id}/release")
-async def release(lease_id: Name, body: Report[ReleaseLease], call: HolderOrCaller) -> Answer[ReleasedLease]:
+async def release(lease_id: Name, body: Report[ReleaseLease], call: HolderOrCommand) -> Answer[ReleasedLease]:
     """Release a lease, or some of its units. A repeated release changes nothing, except with `units`: use `remaining`
     where an answer may be lost."""
     pool_id = await writable(call, lease_id)
@@ -334,7 +342,7 @@ async def get_request(database: DatabaseDep, lease_pool_id: Name, request_id: Na
 
 @router.delete("/lease-pools/{lease_pool_id:id}/requests/{request_id:id}")
 async def cancel(
-    lease_pool_id: Name, request_id: Name, call: Caller, holder: Name | None = None
+    lease_pool_id: Name, request_id: Name, call: Holder, holder: Name | None = None
 ) -> Answer[CancelledRequest]:
     """Cancel a request; units granted in the meantime are released. A repeated call changes nothing. With the `holder`
     of the request neither the wait nor the lease of another process ends."""

@@ -47,11 +47,13 @@ class ForeignToken(Exception):
 
 class Answer(msgspec.Struct, frozen=True):
     """Answer to a report: the reason for the worker to stop or to leave after its task, empty if it may stay, and the
-    standing of its revision. `has_task`: whether it has a task, as far as is known."""
+    standing of its revision. `has_task`: whether it has a task, as far as is known. `within_slots`: the report was a
+    new claim within the task slots, or the end of one."""
 
     reason: str
     standing: Standing
     has_task: bool
+    within_slots: bool = False
 
 
 class ReportedClaim(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +116,8 @@ async def claimed(tx: Connection, agent: Agent, claim: ReportedClaim) -> tuple[A
     if not {each.key for each in open_claims(known)} & {each.key for each in open_claims(claims)}:
         after = domain.with_new_task(after)
     ended = len(open_claims(claims)) < len(open_claims(known)) + is_new
-    return await _save(tx, after, event if is_published else None, at, ended=ended), is_counted
+    answer = await _save(tx, after, event if is_published else None, at, ended=ended)
+    return msgspec.structs.replace(answer, within_slots=is_published and is_counted), is_counted
 
 
 async def idle(tx: Connection, agent: Agent, end: ReportedEnd) -> tuple[Answer, int]:
@@ -133,7 +136,8 @@ async def idle(tx: Connection, agent: Agent, end: ReportedEnd) -> tuple[Answer, 
     event = None
     if number and not open_claims(claims):
         worker, event = domain.idle(worker, max(each.ended_at for each in claims if each.ended_at is not None))
-    return await _save(tx, worker, event if is_published else None, at, ended=number > 0), number
+    answer = await _save(tx, worker, event if is_published else None, at, ended=number > 0)
+    return msgspec.structs.replace(answer, within_slots=is_published and number > 0), number
 
 
 async def error(tx: Connection, agent: Agent, kind: str, detail: str) -> Answer:

@@ -144,7 +144,7 @@ class _Plan:
             )
         if declared.has_others:
             self._send["provisioner"] = lambda **given: api.put_lines(
-                "provisioner", "/declaration", declared.lines(), **how, **replacing, **given
+                "provisioner", "/declaration", declared.lines, **how, **replacing, **given
             )
         self._answers = {service: send(dry_run=True) for service, send in self._send.items()}
         answers = self._answers.values()

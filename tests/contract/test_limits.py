@@ -1,0 +1,219 @@
+"""Limits of callers over HTTP on a real database: who is answered 429, who never is, and who waits for nobody."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import httpx2
+
+from slipway_common.base.buckets import Limit
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.ids import new_worker_token
+from slipway_common.database.postgres import REPORTS_CONNECTIONS
+from slipway_common.service import Service
+from slipway_common.web.limits import LIMITS, CallerLimits
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.main import build
+from slipway_provisioner.settings import Settings
+from tests.support import readers
+from tests.support.harness import PATIENCE_SECONDS, until, until_waiting
+from tests.support.lease_broker_http import World
+from tests.support.provisioner import KEY, Provisioner, administrator, after
+
+RATE: Final = 1.0
+BURST: Final = 10
+"""Requests of a token at that rate that may come at once, and of all others."""
+OTHERS: Final = dict.fromkeys(LIMITS, Limit(RATE, BURST))
+
+
+class Clock:
+    """A clock that stands."""
+
+    def __init__(self) -> None:
+        self.seconds = monotonic_seconds()
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def limited(provisioner: Provisioner) -> Clock:
+    """Limit callers by a clock that stands."""
+    clock = Clock()
+    provisioner.app.state.limits = CallerLimits(RATE, others=OTHERS, clock=clock)
+    return clock
+
+
+async def statuses(send: Callable[[], Awaitable[httpx2.Response]], number: int) -> list[int]:
+    return [(await send()).status_code for _ in range(number)]
+
+
+async def registered(provisioner: Provisioner, number: int = 1) -> list[tuple[str, str]]:
+    """Ids and tokens of workers of one batch."""
+    await provisioner.declare()
+    found = []
+    for each in await provisioner.starting(number):
+        answer = (await provisioner.register(each.instance_id or "", each.batch_id)).json()
+        found.append((answer["worker_id"], answer["token"]))
+    return found
+
+
+async def test_a_token_has_a_rate(provisioner: Provisioner, tmp_path: Path) -> None:
+    """A request above it is refused with the time at which there is room; other tokens and probes go on."""
+    clock = limited(provisioner)
+    async with administrator(provisioner, tmp_path) as client:
+        assert await statuses(lambda: client.get("/pools"), BURST) == [200] * BURST
+        refused = await client.get("/pools")
+        assert refused.status_code == 429
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert (refused.headers["retry-after"], refused.json()["retry_after_seconds"]) == ("1", 1)
+        assert await statuses(lambda: client.get("/livez"), BURST) == [200] * BURST
+        async with provisioner.client() as reader:
+            assert (await reader.get("/pools")).status_code == 200
+        clock.seconds += 1
+        assert await statuses(lambda: client.get("/pools"), 2) == [200, 429]
+
+
+async def test_an_address_has_a_rate_for_strangers_alone(provisioner: Provisioner) -> None:
+    """Who has a valid credential is served from the same address: tokens, workers, and machines that register."""
+    await provisioner.declare()
+    first, machine = await provisioner.starting(2)
+    answer = (await provisioner.register(first.instance_id or "", first.batch_id)).json()
+    worker_id, token = answer["worker_id"], answer["token"]
+    limited(provisioner)
+    async with provisioner.client(token="") as nobody, provisioner.client(token="wrong") as stranger:
+        assert await statuses(lambda: nobody.get("/pools"), BURST // 2) == [401] * (BURST // 2)
+        assert await statuses(lambda: stranger.get("/pools"), BURST // 2) == [401] * (BURST // 2)
+        assert [(await each.get("/pools")).status_code for each in (nobody, stranger)] == [429, 429]
+        refused = await nobody.get("/no-such-route")
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert (await nobody.get("/livez")).status_code == 200
+    async with provisioner.client(token=new_worker_token()) as other:
+        assert (await other.post(f"/workers/{worker_id}/heartbeat")).status_code == 429
+    assert (await provisioner.register("x", machine.batch_id, secret="wrong")).status_code == 429
+    async with provisioner.client() as reader, provisioner.client(token=token) as worker:
+        assert (await reader.get("/pools")).status_code == 200
+        assert (await worker.post(f"/workers/{worker_id}/heartbeat")).status_code == 200
+    assert (await provisioner.register(machine.instance_id or "", machine.batch_id)).status_code == 200
+
+
+async def test_all_machines_of_a_batch_register(provisioner: Provisioner) -> None:
+    """However many boot behind one address, and however often their first answer is lost; one that goes on and on is
+    refused at last."""
+    await provisioner.declare()
+    machines = await provisioner.starting(3)
+    limited(provisioner)
+    for machine in machines:
+        assert (await provisioner.register(machine.instance_id or "", machine.batch_id)).status_code == 200
+    (machine, *_) = machines
+    again = await statuses(lambda: provisioner.register(machine.instance_id or "", machine.batch_id), BURST + 1)
+    assert again == [200] * BURST + [429]
+
+
+async def test_heartbeats_have_a_rate_and_reports_within_the_slots_none(provisioner: Provisioner) -> None:
+    """A worker that is answered 429 was heard a moment ago. Its claims and their ends are never refused, however many;
+    repeated ones are no reports within its slots."""
+    ((worker_id, token),) = await registered(provisioner)
+    clock = limited(provisioner)
+    async with provisioner.client(token=token) as worker:
+        path = f"/workers/{worker_id}"
+        assert await statuses(lambda: worker.post(f"{path}/heartbeat"), BURST + 1) == [200] * BURST + [429]
+        seen_at = "SELECT last_seen_at FROM worker WHERE id = $1::uuid"
+        await provisioner.set_clock(60)
+        before = await provisioner.database.fetchval(seen_at, worker_id)
+        assert (await worker.post(f"{path}/heartbeat")).status_code == 429
+        clock.seconds += 1 / RATE
+        assert await statuses(lambda: worker.post(f"{path}/heartbeat"), 2) == [200, 429]
+        assert await provisioner.database.fetchval(seen_at, worker_id) > before
+        number = BURST
+        for each in range(number):
+            claim = {"task_id": f"t{each}", "source": "q", "at": after(60).isoformat()}
+            assert (await worker.post(f"{path}/claimed", json=claim)).status_code == 200
+            end = claim | {"claimed_at": claim["at"], "at": after(60).isoformat()}
+            assert (await worker.post(f"{path}/idle", json=end)).status_code == 200
+        repeated = await statuses(lambda: worker.post(f"{path}/claimed", json=claim), BURST + 1)
+        assert repeated == [200] * BURST + [429]
+
+
+async def test_renewals_and_releases_have_no_rate(world: World) -> None:
+    """Neither those of the holder nor those of a lease's own token; acquiring has one."""
+    broker = world.replica
+    lease = (await broker.acquire("r", units=1)).json()
+    broker.app.state.limits = CallerLimits(RATE, clock=Clock())
+    path, held = f"/leases/{lease['lease_id']}", {"fencing_token": lease["fencing_token"]}
+
+    async def renew() -> httpx2.Response:
+        answer: httpx2.Response = await broker.call("POST", f"{path}/renew", held)
+        return answer
+
+    assert await statuses(lambda: broker.call("GET", "/leases?mine=true"), BURST + 1) == [200] * BURST + [429]
+    assert (await broker.acquire("another", units=1)).status_code == 429
+    assert await statuses(renew, 3 * BURST) == [200] * (3 * BURST)
+    assert (await broker.call("POST", f"{path}/confirm", held)).status_code == 200
+    assert (await broker.call("POST", f"{path}/release", held)).status_code == 200
+
+
+async def test_people_and_loops_wait_for_no_report(postgres: EmbeddedPostgres, provisioner: Provisioner) -> None:
+    """While every connection of reports waits for the lock of a worker, people read, and loops have their own."""
+    workers = await registered(provisioner, REPORTS_CONNECTIONS)
+    async with served(postgres, provisioner) as (service, client), locked(provisioner, [id_ for id_, _ in workers]):
+        beats = [asyncio.create_task(beat(client, *worker)) for worker in workers * 3]
+        await until_waiting(provisioner.database, *beats[:REPORTS_CONNECTIONS])
+        read = await client.get("/pools", headers={"Authorization": f"Bearer {readers.TOKEN}"})
+        assert service.runtime.database is not None
+        assert (read.status_code, await service.runtime.database.fetchval("SELECT 1")) == (200, 1)
+        assert not any(each.done() for each in beats)
+    await asyncio.gather(*beats, return_exceptions=True)
+
+
+async def test_a_worker_takes_one_connection(postgres: EmbeddedPostgres, provisioner: Provisioner) -> None:
+    """However many reports of a worker wait for its row, the others report, and machines register."""
+    await provisioner.declare()
+    machines = await provisioner.starting(3)
+    workers = []
+    for each in machines[:2]:
+        answer = (await provisioner.register(each.instance_id or "", each.batch_id)).json()
+        workers.append((answer["worker_id"], answer["token"]))
+    async with served(postgres, provisioner) as (_, client), locked(provisioner, [workers[0][0]]):
+        beats = [asyncio.create_task(beat(client, *workers[0])) for _ in range(5 * REPORTS_CONNECTIONS)]
+        await until_waiting(provisioner.database, beats[0])
+        assert (await beat(client, *workers[1])).status_code == 200
+        assert not any(each.done() for each in beats)
+    await asyncio.gather(*beats, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def served(
+    postgres: EmbeddedPostgres, provisioner: Provisioner
+) -> AsyncIterator[tuple[Service, httpx2.AsyncClient]]:
+    """A whole service on the database of a provisioner, and a client of it."""
+    settings = Settings(
+        database_url=postgres.url(await provisioner.database.fetchval("SELECT current_database()")),
+        kafka="127.0.0.1:1",
+        registration_keys=KEY,
+        tokens_file=readers.TOKENS_FILE,
+    )
+    service = build(settings)
+    app = service.app()
+    transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
+    async with (
+        app.router.lifespan_context(app),
+        httpx2.AsyncClient(transport=transport, base_url="http://provisioner", timeout=PATIENCE_SECONDS) as client,
+    ):
+        await until(lambda: service.runtime.database is not None, "the service has its database")
+        yield service, client
+
+
+@contextlib.asynccontextmanager
+async def locked(provisioner: Provisioner, worker_ids: Sequence[str]) -> AsyncIterator[None]:
+    """Lock the rows of workers."""
+    async with provisioner.database.acquire() as other, other.transaction():
+        await other.execute("SELECT FROM worker WHERE id = ANY($1::uuid[]) FOR UPDATE", list(worker_ids))
+        yield
+
+
+async def beat(client: httpx2.AsyncClient, worker_id: str, token: str) -> httpx2.Response:
+    headers = {"Authorization": f"Bearer {token}"}
+    answer: httpx2.Response = await client.post(f"/workers/{worker_id}/heartbeat", headers=headers)
+    return answer

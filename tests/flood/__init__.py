@@ -1,0 +1,1 @@
+"""Callers that send too much, beside people, machines and holders of leases (`make flood`)."""
