@@ -35,6 +35,7 @@ class RabbitQueue(AttachedQueue):
     def __init__(self, kind: str, folder: Path, rng: Random) -> None:
         super().__init__(kind, folder, rng)
         self.server = RabbitWorld(folder)
+        self.amqp, self.api = Gate(self.server.port), Gate(self.server.api)
         self.seen: list[Entry] = []
         self.connection: Any = None
 
@@ -42,27 +43,38 @@ class RabbitQueue(AttachedQueue):
         await self.server.start()
         for queue in (*POOLS, RECORD):
             await self.server.call("PUT", f"/queues/%2F/{queue}", {"durable": True})
+        await self._open()
+
+    async def _open(self) -> None:
+        await self.amqp.open()
+        await self.api.open()
 
     async def close(self) -> None:
+        await self._shut()
         await self.server.close()
 
+    async def _shut(self) -> None:
+        await self.amqp.shut()
+        await self.api.shut()
+
     async def away(self) -> None:
+        # Its stop takes seconds, in which machines would boot and take tasks; killed, it forgets what was acknowledged.
+        await self._shut()
         await self.server.away()
 
     async def back(self) -> None:
         await self.server.back()
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.server.port}"
+        await self._open()
 
     def sources(self) -> list[dict[str, Any]]:
         pools = {pool: pool for pool in POOLS}
-        return [{"url": f"http://127.0.0.1:{self.server.api}", "behind_seconds": self.behind_seconds, "pools": pools}]
+        return [{"url": f"http://127.0.0.1:{self.api.port}", "behind_seconds": self.behind_seconds, "pools": pools}]
 
     def _channel(self) -> Any:
         if self.connection is None or not self.connection.connected:
-            self.connection = amqp.Connection(self.address, confirm_publish=True, connect_timeout=2)
+            # Not by the gate, which is served by the event loop that these calls block.
+            server = f"127.0.0.1:{self.server.port}"
+            self.connection = amqp.Connection(server, confirm_publish=True, connect_timeout=2)
             self.connection.connect()
         return self.connection.channel()
 
@@ -81,7 +93,7 @@ class RabbitQueue(AttachedQueue):
         return self.seen
 
     def agent(self, pool: str) -> list[str]:
-        return program("rabbitmq", self.address, pool)
+        return program("rabbitmq", f"127.0.0.1:{self.amqp.port}", pool)
 
 
 class SqlQueue(AttachedQueue):
