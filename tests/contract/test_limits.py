@@ -167,7 +167,7 @@ async def test_people_and_loops_wait_for_no_report(postgres: EmbeddedPostgres, p
     await asyncio.gather(*beats, return_exceptions=True)
 
 
-async def test_a_worker_takes_one_connection(postgres: EmbeddedPostgres, provisioner: Provisioner) -> None:
+async def test_a_worker_takes_two_connections(postgres: EmbeddedPostgres, provisioner: Provisioner) -> None:
     """However many reports of a worker wait for its row, the others report, and machines register."""
     await provisioner.declare()
     machines = await provisioner.starting(3)

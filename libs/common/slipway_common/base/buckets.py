@@ -61,7 +61,8 @@ class Buckets:
 
     def wait_seconds(self, key: str, now: float) -> float:
         """Seconds until there is room for a request, without taking it."""
-        return taken(self._full_at.get(key, now), self.limit, now)[1]
+        full_at = self._full_at.get(key)
+        return 0.0 if full_at is None else taken(full_at, self.limit, now)[1]
 
     def _forget(self, now: float) -> None:
         for _ in range(FORGOTTEN_AT_ONCE):

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from enum import StrEnum
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from math import ceil
 from typing import Any, Final
@@ -49,6 +50,8 @@ LIMITS: Final = {
     Counted.ADDRESS: Limit(per_second=5, burst=50),
 }
 """All but that of a token, which is a setting."""
+AT_A_TIME: Final = 2
+"""Requests with one key that have a connection: one that has the lock, and one that is ready to take it."""
 WITHOUT_CREDENTIAL: Final = frozenset(
     {"no-token", "unknown-token", "expired-token", "foreign-token", "unknown-worker", "bad-secret"}
 )
@@ -65,17 +68,17 @@ def too_many(counted: Counted, wait_seconds: float) -> Problem:
 
 
 class Turns:
-    """Turns of callers: of the requests with one key, one after another has the connection that it needs. The others
-    would have to wait for a lock of the first one, and keep connections from everybody else meanwhile."""
+    """Turns of callers: of the requests with one key, AT_A_TIME have the connections that they need. The others would
+    wait for a lock of the first one, and keep connections from everybody else meanwhile."""
 
     def __init__(self) -> None:
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @contextlib.asynccontextmanager
     async def of(self, key: str) -> AsyncIterator[None]:
         """Wait for the turn of a request, and have it."""
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        async with lock:
+        turn = self._turns.setdefault(key, asyncio.Semaphore(AT_A_TIME))
+        async with turn:
             yield
 
 
@@ -119,6 +122,7 @@ class CallerLimits:
         return problem
 
 
+@lru_cache
 def network(address: str) -> str:
     """Key of an address: itself, or the /64 of an IPv6 address, all of which one host may have."""
     try:
@@ -169,22 +173,26 @@ def _check(scope: Any) -> None:
     need no token, and what the routes of workers count, by the last part of their paths."""
     state, path = scope["app"].state, scope["path"]
     limits: CallerLimits = state.limits
-    scheme, _, secret = Headers(scope=scope).get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer":
-        secret = ""
-    if secret.startswith(WORKER_TOKEN):
-        counted: Counted | None = state.counted_of_workers.get(path.rpartition("/")[2])
-        if counted is not None and (wait_seconds := limits.wait_seconds(counted, hash_secret(secret))):
+    counted: Counted | None = state.counted_of_workers.get(path.rpartition("/")[2])
+    if counted is not None and (secret := _secret(scope)).startswith(WORKER_TOKEN):
+        if wait_seconds := limits.wait_seconds(counted, hash_secret(secret)):
             raise too_many(counted, wait_seconds)
         return
     address = network((scope.get("client") or ("", 0))[0])
-    if (wait_seconds := limits.wait_seconds(Counted.ADDRESS, address)) and not _may_be_valid(state, path, secret):
+    if (wait_seconds := limits.wait_seconds(Counted.ADDRESS, address)) and not _may_be_valid(state, path, scope):
         raise too_many(Counted.ADDRESS, wait_seconds)
 
 
-def _may_be_valid(state: Any, path: str, secret: str) -> bool:
+def _secret(scope: Any) -> str:
+    """Token of a request; empty without one."""
+    scheme, _, secret = Headers(scope=scope).get("authorization", "").partition(" ")
+    return secret if scheme.lower() == "bearer" else ""
+
+
+def _may_be_valid(state: Any, path: str, scope: Any) -> bool:
     """True for a request that needs no token, or has a valid one, as far as can be told without the database."""
+    secret = _secret(scope)
     if not secret:
         return path in state.open_paths
-    token = None if secret.startswith(LEASE_TOKEN) else state.tokens.find(secret)
-    return secret.startswith(LEASE_TOKEN) or (token is not None and not token.expired)
+    token = None if secret.startswith((WORKER_TOKEN, LEASE_TOKEN)) else state.tokens.find(secret)
+    return secret.startswith((WORKER_TOKEN, LEASE_TOKEN)) or (token is not None and not token.expired)
