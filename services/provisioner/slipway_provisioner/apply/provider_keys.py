@@ -1,7 +1,8 @@
 """Keys and problems of revisions of launch configs, as their providers see them: keys of capacity, quotas and image."""
 
+import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -16,6 +17,8 @@ from slipway_provisioner.store import accounts, deployment, provider_keys
 from slipway_provisioner.store.roll_outs import Name
 
 Providers = Mapping[str, Provider]
+REVISIONS_PER_TURN: Final = 10
+"""New revisions whose keys are filled in before other tasks of this process get their turn."""
 
 
 async def fill_in(db: Connection, writes: Writes, declared: Mapping[str, AccountRow], providers: Providers) -> None:
@@ -24,10 +27,13 @@ async def fill_in(db: Connection, writes: Writes, declared: Mapping[str, Account
     if not writes.new_revisions:
         return
     known = await _accounts(db, {revision.account_id for revision in writes.new_revisions}, declared)
-    for revision in writes.new_revisions:
+    filled = {}
+    for number, revision in enumerate(writes.new_revisions):
         account = known[revision.account_id]
         _check(revision, account.provider, account.settings, providers)
-    filled = {each.id: _filled(each, known[each.account_id], providers) for each in writes.new_revisions}
+        filled[revision.id] = _filled(revision, account, providers)
+        if number % REVISIONS_PER_TURN == 0:
+            await asyncio.sleep(0)
     writes.new_revisions = list(filled.values())
     writes.replacements = [
         replace(made, target=filled.get(made.target.id, made.target)) for made in writes.replacements
