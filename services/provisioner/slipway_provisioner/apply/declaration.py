@@ -30,6 +30,8 @@ from slipway_provisioner.store.declarations import ChangedMeanwhile, User
 ATTEMPTS: Final = 3
 POOLS_PER_TURN: Final = 2
 """Pools that are compared before other tasks of this process get their turn."""
+ANALYZED_REVISIONS_MIN: Final = 500
+"""New revisions of one request, after which the tables of declarations may have grown by a multiple."""
 
 
 class PreconditionFailed(Exception):
@@ -99,6 +101,8 @@ async def apply(
             check_confirmed(digest, writes.dangers, request.confirm, writes.changes)
         if not request.dry_run and not writes.empty and not await _written(db, prepared, request):
             continue
+        if not request.dry_run and len(writes.new_revisions) >= ANALYZED_REVISIONS_MIN:
+            await declarations.analyze(db)
         return Applied(
             changes=writes.changes,
             unchanged=_unchanged(declared, writes),

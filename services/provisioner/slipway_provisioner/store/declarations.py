@@ -476,6 +476,12 @@ async def put_configs(tx: Connection, writes: Writes) -> None:
         await outbox.enqueue(tx, [config_events.LaunchConfigUpdated(**configs.state(row)) for row in rows])
 
 
+async def analyze(db: Connection) -> None:
+    """Have every session plan its statements anew for the present sizes of the tables, a minute or more before autovacuum
+    does: plans that were made while these were small read them whole at each execution."""
+    await db.execute("ANALYZE account, worker_pool, launch_config_name, launch_config")
+
+
 async def add_shares(tx: Connection, config_ids: Sequence[str]) -> None:
     """Insert the shares of revisions that do not exist yet."""
     await tx.execute(SHARED, config_ids)
