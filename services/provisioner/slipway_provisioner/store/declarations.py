@@ -477,8 +477,8 @@ async def put_configs(tx: Connection, writes: Writes) -> None:
 
 
 async def analyze(db: Connection) -> None:
-    """Have every session plan its statements anew for the present sizes of the tables, a minute or more before autovacuum
-    does: plans that were made while these were small read them whole at each execution."""
+    """Have every session plan its statements anew for the present sizes of the tables, a minute or more before
+    autovacuum does: plans that were made while these were small read them whole at each execution."""
     await db.execute("ANALYZE account, worker_pool, launch_config_name, launch_config")
 
 
