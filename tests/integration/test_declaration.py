@@ -577,7 +577,7 @@ async def test_lines_without_an_owner_are_those_of_the_caller(provisioner: Provi
 async def test_a_change_of_a_credential_is_shown_and_stored(provisioner: Provisioner) -> None:
     """It is a reference, which reaches the provider; the secret that it refers to is stored nowhere."""
     await provisioner.declare()
-    reference = {"role": "arn:aws:iam::1:role/ci", "external_id": "x-1", "source": {"environment": "CI_AWS"}}
+    reference = {"role": "arn:aws:iam::1:role/ci", "external_id": "x-1", "source": {"name": "ci"}}
     changed = [declared()["accounts"][0] | {"credential": reference}]
     (change,) = await provisioner.declare({"version": 1, "accounts": changed})
     assert (change.kind, change.result) == ("account", "updated")
