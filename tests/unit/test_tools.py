@@ -7,6 +7,8 @@ import pytest
 
 from tests.support import tools
 
+PROGRAMS = ("kcat", "promtool", "prometheus-alertmanager", "redis-server", "rabbitmq-server")  # and tmux
+PACKAGES = "kcat prometheus prometheus-alertmanager redis-server rabbitmq-server"
 SCRIPT = Path(__file__).parents[2] / "infra" / "tools.sh"
 LOG = 'echo "$(basename "$0") $*" >> "$LOG"'
 
@@ -33,7 +35,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> subprocess.CompletedPr
 
 
 def test_nothing_is_done_if_all_are_installed(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("kcat", "tmux", "promtool", "prometheus-alertmanager"):
+    for name in (*PROGRAMS, "tmux"):
         put(machine, name)
     done = run(machine, monkeypatch)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -43,7 +45,7 @@ def test_prints_packages_without_apt(machine: Path, monkeypatch: pytest.MonkeyPa
     put(machine, "tmux")
     done = run(machine, monkeypatch)
     assert done.returncode == 2
-    assert "missing: kcat prometheus prometheus-alertmanager, and there is no apt-get" in done.stderr
+    assert f"missing: {PACKAGES}, and there is no apt-get" in done.stderr
 
 
 def test_prints_packages_without_permission(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +62,7 @@ def test_installs_missing_packages_only(machine: Path, monkeypatch: pytest.Monke
     policy = machine.parent / "policy-rc.d"
     monkeypatch.setenv("POLICY", str(policy))
     put(machine, "tmux")
-    created = " ".join(f": > {machine}/{name};" for name in ("kcat", "promtool", "prometheus-alertmanager"))
+    created = " ".join(f": > {machine}/{name};" for name in PROGRAMS)
     appears = f"if [ -e {machine}/fresh ]; then {created} chmod 755 {machine}/*; fi"
     scripts = {
         "id": "echo 1000",
@@ -79,12 +81,9 @@ esac""",
     done = run(machine, monkeypatch)
     assert done.returncode == 0, done.stderr
     log = (machine.parent / "log").read_text()
-    assert (
-        log.count("apt-get install --quiet --yes --no-install-recommends kcat prometheus prometheus-alertmanager\n")
-        == 2
-    )
+    assert log.count(f"apt-get install --quiet --yes --no-install-recommends {PACKAGES}\n") == 2
     assert log.index(f"tee {policy}") < log.index("apt-get install")
-    for service in ("prometheus", "prometheus-alertmanager"):
+    for service in PACKAGES.split()[1:]:
         assert f"systemctl --quiet disable {service}\n" in log
     assert log.splitlines()[-1] == f"sudo -n env rm -f {policy}"
 

@@ -272,6 +272,7 @@ def test_a_full_pool_is_asked_until_the_start() -> None:
     wait=st.floats(0.0, 3600.0),
     seen=st.lists(st.tuples(st.floats(0.0, 4000.0), st.sampled_from(Cause)), max_size=6),
 )
+@example(wait=0.25, seen=[(0.0, Cause.FULL)])
 @example(wait=100.0, seen=[(0.1, Cause.PAUSED), (99.0, Cause.FULL)])
 @example(wait=100.0, seen=[(0.1, Cause.PAUSED), (70.0, Cause.FULL), (71.0, Cause.PAUSED), (72.0, Cause.FULL)])
 def test_callers_that_are_told_the_same_never_start_together(wait: float, seen: list[tuple[float, Cause]]) -> None:

@@ -155,8 +155,8 @@ def _drawn(between: tuple[float, float], chance: float) -> float:
 def span(admission: Admission, cause: Cause, since: float) -> tuple[float, float]:
     """Times between which callers with one cause, known `since`, start without a lease.
 
-    A cause that becomes known when most of its span is over, or after a maximum wait of 0, opens a span of its own:
-    callers whose instant has passed would otherwise start together.
+    A cause that becomes known when most of its span is over, or with a maximum wait that is hardly longer than a first
+    answer takes, opens a span of its own: callers whose instant has passed would otherwise start together.
     """
     spread_seconds = max(SPREAD_SECONDS, SPREAD_SHARE * admission.max_wait_seconds)
     match cause:
@@ -167,7 +167,8 @@ def span(admission: Admission, cause: Cause, since: float) -> tuple[float, float
             return begin, begin + spread_seconds
     half_seconds = admission.max_wait_seconds / 2
     begin = max(admission.begun_at + half_seconds, since)
-    return begin, (admission.end if admission.end - begin > half_seconds / 2 else begin + spread_seconds)
+    narrowest_seconds = max(half_seconds / 2, FIRST_ANSWER_SECONDS / 2)
+    return begin, (admission.end if admission.end - begin > narrowest_seconds else begin + spread_seconds)
 
 
 def _with_cause(admission: Admission, cause: Cause, now: float) -> Admission:
