@@ -304,6 +304,7 @@ async def _round(
         "SLIPWAY_PORT": str(port),
         "SLIPWAY_TOKENS_FILE": str(folder / "tokens.yaml"),
         "SLIPWAY_REGISTRATION_KEYS": KEY,
+        "SLIPWAY_SECRETS_IN_ENVIRONMENT": "yes",
         "SLIPWAY_PROVIDERS": "{simulated: {entries: {default: {url: 'http://127.0.0.1:1'}}}}",
         "SLIPWAY_LAUNCHING": "false",
     }

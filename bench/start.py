@@ -129,6 +129,7 @@ async def _start(
         "SLIPWAY_DATABASE_URL": url,
         "SLIPWAY_PORT": str(port),
         "SLIPWAY_REGISTRATION_KEYS": KEY,
+        "SLIPWAY_SECRETS_IN_ENVIRONMENT": "yes",
         "SLIPWAY_LAUNCHING": "false",
     }
     argv = [sys.executable, "-m", MODULES[service]]

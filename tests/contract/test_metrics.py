@@ -30,6 +30,7 @@ async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         "KAFKA": "127.0.0.1:1",
         "PORT": str(port),
         "REGISTRATION_KEYS": KEY,
+        "SECRETS_IN_ENVIRONMENT": "yes",
     }
     child = Child(
         name,

@@ -335,6 +335,7 @@ async def works(guarded: Guarded, service: str, url: str) -> None:
         "PARTITIONS": "1",
         "PORT": str(port),
         "REGISTRATION_KEYS": KEY,
+        "SECRETS_IN_ENVIRONMENT": "yes",
     }
     child = Child(
         service,

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,6 +15,7 @@ from aiokafka.errors import InvalidReplicationFactorError
 
 from slipway_api.events.alert import START_SECONDS, AlertRaised, AlertResolved
 from slipway_api.events.topics import SERVICE_HEARTBEAT, WORKER_LIFECYCLE
+from slipway_common.database import postgres
 from slipway_common.messaging import topic_admin
 from slipway_common.service import Service, ServiceSettings, StartNotice
 from slipway_local.servers.kafka import EmbeddedKafka
@@ -130,6 +132,21 @@ async def test_database_outage(servers: tuple[EmbeddedKafka, EmbeddedPostgres]) 
             process.kill()
             if not place.postgres.alive:
                 await place.postgres.start()
+
+
+async def test_a_url_that_was_replaced_in_its_file_opens_the_next_connection(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a pool and that of a session, as after the rotation of a password."""
+    file = tmp_path / "url"
+    file.write_text(place.url)
+    monkeypatch.setenv("SLIPWAY_DATABASE_URL_FILE", str(file))
+    monkeypatch.delenv("SLIPWAY_DATABASE_URL", raising=False)
+    replaced = "postgresql://u:old@127.0.0.1:1/d"
+    opened = await postgres.session(replaced, SERVICE)
+    await opened.close()
+    database = await postgres.connect(replaced, SERVICE)
+    await database.close()
 
 
 async def test_unowned_partition_is_alerted(place: Place) -> None:

@@ -19,8 +19,13 @@ MODULES = {
         (["migrate", "provisioner"], {}, "SLIPWAY_DATABASE_URL is not set; set it, or SLIPWAY_DATABASE_URL_FILE"),
         (
             ["migrate", "provisioner"],
-            {"SLIPWAY_DATABASE_URL": "postgresql://u:hunter2@127.0.0.1:1/d"},
+            {"SLIPWAY_DATABASE_URL": "postgresql://u:hunter2@127.0.0.1:1/d", "SLIPWAY_SECRETS_IN_ENVIRONMENT": "yes"},
             "provisioner: cannot use the database at SLIPWAY_DATABASE_URL",
+        ),
+        (
+            ["migrate", "provisioner"],
+            {"SLIPWAY_DATABASE_URL": "postgresql://u:hunter2@127.0.0.1:1/d"},
+            "SLIPWAY_DATABASE_URL holds a secret, which an environment shows to others; write it into a file",
         ),
         (["topic_admin"], {}, "SLIPWAY_KAFKA is not set; set it, or SLIPWAY_KAFKA_FILE"),
         (["topic_admin"], {"SLIPWAY_KAFKA": "127.0.0.1:1"}, "the broker of SLIPWAY_KAFKA=127.0.0.1:1 cannot be used"),

@@ -1,18 +1,24 @@
 """Settings from the environment and from files named there: precedence and error messages."""
 
 import base64
+from importlib import import_module
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from slipway_common import service
 from slipway_common.base import settings
-from slipway_common.base.settings import NamedFiles, UnreadableFile, from_environment
+from slipway_common.base.settings import NamedFiles, Secret, UnreadableFile, from_environment
 from slipway_lease_broker.settings import Settings as LeaseBroker
 from slipway_provisioner.settings import Settings as Provisioner
 from slipway_simulator.settings import Settings as Simulator
 from slipway_terraform.daemon import settings as daemon
 from slipway_weight_calculator.settings import Settings as WeightCalculator
+
+KEY: Final = base64.b64encode(b"k" * 32).decode()
+PLACES: Final = {"register_url", "lease_broker_url", "kafka_oauth_token_url"}
+"""Settings of which a part is named like a secret, and that are none."""
 
 
 class Settings(service.ServiceSettings):
@@ -98,6 +104,7 @@ def test_a_misspelt_variable_is_named_at_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str, right: str
 ) -> None:
     """It would be ignored silently otherwise. Its value is not printed."""
+    monkeypatch.setenv("SLIPWAY_SECRETS_IN_ENVIRONMENT", "yes")
     monkeypatch.setenv("SLIPWAY_REGISTRATION_KEYS", base64.b64encode(b"k" * 32).decode())
     monkeypatch.setenv(wrong, "hunter2")
     from_environment(Provisioner)
@@ -121,3 +128,50 @@ def test_no_setting_is_the_file_of_another(kind: type[settings.EnvironmentSettin
     """A setting x_file would collide with the file of a setting x."""
     names = set(kind.model_fields)
     assert not {name for name in names if name.endswith("_file") and name.removesuffix("_file") in names}
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({}, []),
+        ({"REGISTRATION_KEYS": KEY}, ["SLIPWAY_REGISTRATION_KEYS"]),
+        ({"STATE_KEYS": KEY}, ["SLIPWAY_STATE_KEYS"]),
+        ({"DATABASE_URL": "postgresql://u:hunter2@db/d"}, ["SLIPWAY_DATABASE_URL"]),
+        ({"DATABASE_URL": "postgresql://u@db/d?password=hunter2"}, ["SLIPWAY_DATABASE_URL"]),
+        ({"DATABASE_URL": "postgresql://u@db/d?passfile=/etc/pgpass"}, []),
+        ({"REGISTRATION_KEYS": KEY, "SECRETS_IN_ENVIRONMENT": "yes"}, []),
+    ],
+)
+def test_a_secret_in_the_environment_is_refused(
+    given: dict[str, str],
+    refused: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It comes from a file, but for a demo. The line names the variable and the remedy, and never the secret."""
+    file = tmp_path / "keys"
+    file.write_text(KEY)
+    usual = {"REGISTRATION_KEYS_FILE": str(file), "DATABASE_URL": "postgresql://db/db", "KAFKA": "kafka:9092"}
+    monkeypatch.delenv("SLIPWAY_REGISTRATION_KEY")
+    for name, value in (usual | given).items():
+        monkeypatch.setenv(f"SLIPWAY_{name}", value)
+    if not refused:
+        assert from_environment(Provisioner).registration_keys == KEY
+        return
+    with pytest.raises(SystemExit) as ended:
+        from_environment(Provisioner)
+    lines = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert [line.split()[0] for line in lines] == refused
+    assert all(f"set {name}_FILE" in line for name, line in zip(refused, lines, strict=True))
+    assert not any(secret in line for line in lines for secret in ("hunter2", KEY))
+
+
+def test_no_secret_of_a_service_is_without_its_mark() -> None:
+    """Texts of settings that name keys, passwords, tokens or secrets are files, or marked as secrets."""
+    for package in ("provisioner", "weight_calculator", "lease_broker", "monitor"):
+        for name, field in import_module(f"slipway_{package}.settings").Settings.model_fields.items():
+            is_secret = {"keys", "password", "token", "tokens", "secret", "url"} & set(name.split("_"))
+            if is_secret and field.annotation is str and name not in PLACES:
+                assert any(isinstance(mark, Secret) for mark in field.metadata), name

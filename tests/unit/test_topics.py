@@ -70,7 +70,8 @@ def test_compacted_topics_keep_one_record_per_subject(topic: Topic) -> None:
 @pytest.mark.parametrize("service", SERVICES)
 def test_consumers_are_the_services_that_subscribe(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other service has the right to read a topic."""
-    for name, value in {"DATABASE_URL": "postgresql://db/db", "KAFKA": "kafka:9092", "REGISTRATION_KEYS": KEY}.items():
+    given = {"DATABASE_URL": "postgresql://db/db", "KAFKA": "kafka:9092", "REGISTRATION_KEYS": KEY}
+    for name, value in (given | {"SECRETS_IN_ENVIRONMENT": "yes"}).items():
         monkeypatch.setenv(f"SLIPWAY_{name}", value)
     package = f"slipway_{service.replace('-', '_')}"
     settings = from_environment(import_module(f"{package}.settings").Settings)

@@ -27,7 +27,7 @@ from slipway_api.events.service import ServiceHeartbeat
 from slipway_api.events.topics import SERVICE_HEARTBEAT, TOPICS, Topic, compared_topics
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.process.groups import keep_private
-from slipway_common.base.settings import variable_of
+from slipway_common.base.settings import Secret, has_password, variable_of
 from slipway_common.base.text import listed
 from slipway_common.database import alerts, outage, postgres
 from slipway_common.database.postgres import Connection, Database
@@ -70,7 +70,7 @@ COMPRESSED_BYTES_MIN: Final = 4_096
 class ServiceSettings(KafkaSettings, ListenerSettings):
     """Settings of every service, from SLIPWAY_* variables. Durations are in seconds."""
 
-    database_url: str
+    database_url: Annotated[str, Secret(has_password)]
     topic_prefix: str = ""
     """Prefix of every topic name, so that several deployments can share a cluster."""
     partitions: int | None = None

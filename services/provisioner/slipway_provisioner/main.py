@@ -17,7 +17,6 @@ from slipway_provisioner.apply.enrolment import Enroller
 from slipway_provisioner.apply.recovery import stop_until_confirmed
 from slipway_provisioner.apply.workspace_runs import WorkspaceRuns
 from slipway_provisioner.domain.declaration import Times
-from slipway_provisioner.domain.encryption import KeyRing
 from slipway_provisioner.handlers import demand, leases, signals
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
 from slipway_provisioner.handlers.weights import WeightView
@@ -67,7 +66,7 @@ def build(settings: Settings) -> Service:
             pacing=SharedBuckets(lambda: runtime.database),
             accepted_seconds=settings.accepted_timeout_seconds,
             workspaces=WorkspaceRuns(
-                lambda: runtime.database, KeyRing(settings.state_keys), resolve=partial(resolve_account, providers)
+                lambda: runtime.database, settings.state_key_ring(), resolve=partial(resolve_account, providers)
             ),
             terraform=_terraform(settings),
             child_user=settings.user_of_children(),

@@ -1,5 +1,6 @@
 """Settings of the provisioner; durations in seconds. Read once, in main.py."""
 
+from collections.abc import Mapping
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from slipway_common.base.process.users import ChildUser
-from slipway_common.base.settings import current_value
+from slipway_common.base.settings import Secret, current_value
 from slipway_common.base.tls import client_context
 from slipway_common.declaration.fields import Money, Place, Provider
 from slipway_common.declaration.files import read_file
@@ -17,7 +18,7 @@ from slipway_common.declaration.user_data import URL_PATTERN
 from slipway_common.observability.telemetry import logger
 from slipway_common.signal_settings import SignalSettings
 from slipway_provisioner.domain.deadlines import DefaultDeadlines, defaults
-from slipway_provisioner.domain.encryption import BadKeys, KeyRing
+from slipway_provisioner.domain.encryption import BadKeys, KeyRing, keys_by_id
 from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.operator import OperatorSettings, operator_settings
 from slipway_provisioner.domain.prices import MachineKind, Prices
@@ -36,7 +37,7 @@ class Settings(SignalSettings):
     """URL at which machines reach this service, at most 200 characters [default: its own host and port]."""
     register_ca_file: Path | None = None
     """Authorities, in PEM, that machines trust in addition, for a private authority; user data carry them as `ca`."""
-    registration_keys: str
+    registration_keys: Annotated[str, Secret()]
     """Keys of batch registration secrets, one a line: the base64 of 32 random bytes. The first one derives, all verify.
     The file of SLIPWAY_REGISTRATION_KEYS_FILE is read again when it changes: to rotate, put a new key first, and remove
     the old one after the longest registration deadline."""
@@ -50,9 +51,10 @@ class Settings(SignalSettings):
     commands_as_service: bool = False
     """True: commands and modules may run as the user of this service. Without it and `child_user`, it does not start
     with a provider in `providers` that runs some."""
-    state_keys: str = ""
+    state_keys: Annotated[str, Secret()] = ""
     """Keys that encrypt the states of Terraform workspaces, one a line: the base64 of 32 random bytes. The first one
-    encrypts, all decrypt [default: none, and no workspace is made]."""
+    encrypts, all decrypt; the file of SLIPWAY_STATE_KEYS_FILE is read again when it changes [default: none, and no
+    workspace is made]."""
 
     call_timeout_seconds: float = 60.0
     """Timeout of a provider call, after which its outcome is unknown. Longer: slower recovery from a lost reply."""
@@ -186,6 +188,10 @@ class Settings(SignalSettings):
             LOG.error("the file of registration keys is not used as it is", problem=str(error))
             return _registration_keys(self.registration_keys)
 
+    def state_key_ring(self) -> KeyRing:
+        """State keys, which follow their file."""
+        return StateKeys(self.state_keys)
+
     def deadlines(self) -> DefaultDeadlines:
         """Deadlines by profile, of workers that declare none."""
         return defaults(
@@ -235,6 +241,24 @@ class Settings(SignalSettings):
     def tariff(self) -> Tariff:
         """Prices, and the hour and day of limits."""
         return Tariff(prices=_prices(self.prices_file), hour_seconds=self.hour_seconds, day_seconds=self.day_seconds)
+
+
+class StateKeys(KeyRing):
+    """State keys of the file as it is now. One that has become unusable changes nothing."""
+
+    def __init__(self, at_start: str) -> None:
+        super().__init__(at_start)
+        self._at_start = self._lines = at_start
+
+    @property
+    def _keys(self) -> Mapping[str, bytes]:
+        if (lines := current_value("state_keys", self._at_start)) != self._lines:
+            self._lines = lines
+            try:
+                self._known = keys_by_id(lines)
+            except BadKeys as error:
+                LOG.error("the file of state keys is not used as it is", problem=str(error))
+        return self._known
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from slipway_provisioner.domain.encryption import BadKeys
+from slipway_provisioner.domain.encryption import BadKeys, KeyRing
 from slipway_provisioner.domain.registration import RegistrationKeys
 from slipway_provisioner.settings import Settings
 
@@ -64,3 +64,18 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path, monkeypatch: pyt
     file.write_text(new)
     file.unlink()
     assert settings.registration().verifies(BATCH, first)
+
+
+def test_state_keys_are_read_again_when_their_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first key encrypts, all decrypt. A file that becomes unusable leaves the last good keys."""
+    file, old, new = tmp_path / "keys", key(), key()
+    file.write_text(old)
+    monkeypatch.setenv("SLIPWAY_STATE_KEYS_FILE", str(file))
+    keys = Settings(database_url="", kafka="", registration_keys=key()).state_key_ring()
+    document = keys.encrypt(b"state", "w-1", bytes(12))
+    file.write_text(f"{new}\n{old}\n")
+    assert keys.current_id == KeyRing(new).current_id
+    assert keys.decrypt(document, "w-1") == b"state"
+    file.write_text("half a ke")
+    assert keys.current_id == KeyRing(new).current_id
+    assert keys.decrypt(document, "w-1") == b"state"

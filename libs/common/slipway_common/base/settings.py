@@ -6,10 +6,11 @@ precedence over its file.
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -20,8 +21,22 @@ CLIENT_SETTINGS: Final = frozenset({"TOKEN", "TOKEN_FILE"})
 """Settings of the client whose names resemble those of services."""
 SIMILARITY_MIN: Final = 0.87
 """Similarity from which a name counts as misspelt. Names of different settings are less alike."""
+ALLOWED: Final = "SLIPWAY_SECRETS_IN_ENVIRONMENT"
+"""Variable by which a demo or a test permits secrets in its environment."""
 _read_files: dict[str, tuple[tuple[int, int, int], str]] = {}
 SettingsType = TypeVar("SettingsType", bound="EnvironmentSettings")
+
+
+class Secret(NamedTuple):
+    """Mark of a setting that is a secret, or `holds` one: it comes from a file."""
+
+    holds: Callable[[str], bool] = bool
+
+
+def has_password(url: str) -> bool:
+    """True if a URL has a password in it."""
+    where = urlsplit(url)
+    return bool(where.password or parse_qs(where.query).get("password"))
 
 
 class UnreadableFile(ValueError):
@@ -33,6 +48,10 @@ class EnvironmentSettings(BaseSettings):
     misspelt ones are named at start."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
+
+    secrets_in_environment: bool = False
+    """True: secrets may be variables. For demos and tests: an environment is shown by process listings, crash reports
+    and container platforms, and cannot be replaced while the process runs."""
 
     @classmethod
     def settings_customise_sources(
@@ -117,13 +136,28 @@ def from_environment(kind: type[SettingsType]) -> SettingsType:
         text = f"warning: {variable} is not a setting of this program and is ignored; did you mean {right}?"
         print(text, file=sys.stderr)  # noqa: T201 # logging is not configured yet
     try:
-        return kind()
+        settings = kind()
+        if settings.secrets_in_environment or not (lines := secrets_in(kind.model_fields, os.environ)):
+            return settings
     except UnreadableFile as error:
         lines = [str(error)]
     except ValidationError as error:  # its message would contain the values
         lines = [_message(problem["loc"], problem["type"], problem["msg"]) for problem in error.errors()]
     print(*lines, sep="\n", file=sys.stderr)  # noqa: T201 # logging is not configured yet
     sys.exit(2)
+
+
+def secrets_in(fields: Mapping[str, FieldInfo], environment: Mapping[str, str]) -> list[str]:
+    """A line for each secret in an environment, with the remedy."""
+    found = []
+    for name, field in fields.items():
+        value = environment.get(variable := variable_of(name), "")
+        if any(isinstance(mark, Secret) and mark.holds(value) for mark in field.metadata):
+            found.append(
+                f"{variable} holds a secret, which an environment shows to others; write it into a file that only this "
+                f"user can read, set {variable}_FILE to its path, and unset {variable}"
+            )
+    return found
 
 
 def _message(where: tuple[int | str, ...], kind: str, message: str) -> str:

@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from importlib import resources
 from importlib.util import find_spec
-from typing import Any
+from typing import Annotated, Any
 
 import asyncpg
 from alembic import command, context
@@ -17,7 +17,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, pool, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from slipway_common.base.settings import EnvironmentSettings, from_environment
+from slipway_common.base.settings import EnvironmentSettings, Secret, from_environment, has_password
 from slipway_common.database.postgres import role_of, schema_of
 
 
@@ -106,7 +106,7 @@ def run_environment() -> None:
 class MigrationSettings(EnvironmentSettings):
     """Settings of migrations. The user is the role of the service, or on the first run one that may create it."""
 
-    database_url: str
+    database_url: Annotated[str, Secret(has_password)]
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import asyncpg
 import msgspec
 
 from slipway_common.base.errors import Transient
+from slipway_common.base.settings import current_value
 from slipway_common.database import outage
 
 Database: TypeAlias = Any  # asyncpg.Pool; named so because a pool is a worker pool or a lease pool here
@@ -122,7 +123,7 @@ async def connect(
         url,
         min_size=opened_at_once,
         max_size=size,
-        connect=outage.opened,
+        connect=_opened,
         init=_prepare,
         reset=_nothing,
         command_timeout=command_timeout_seconds,
@@ -130,11 +131,14 @@ async def connect(
     )
 
 
+async def _opened(url: str, **options: Any) -> Connection:
+    """Open a connection. A password that was replaced in the file of the URL since the start is used at once."""
+    return await outage.opened(current_value("database_url", url), **options)
+
+
 async def session(url: str, service: str, **settings: str) -> Connection:
     """Open a dedicated connection, for a lock bound to its session."""
-    connection = await outage.opened(
-        url, command_timeout=15.0, server_settings=session_settings(url, service) | settings
-    )
+    connection = await _opened(url, command_timeout=15.0, server_settings=session_settings(url, service) | settings)
     await _prepare(connection)
     return connection
 

@@ -261,6 +261,7 @@ class Deployment:
             "SLIPWAY_REGISTRATION_KEYS": self.registration_keys,
             "SLIPWAY_PROVIDERS": msgspec.json.encode(self.providers).decode(),
             "SLIPWAY_COMMANDS_AS_SERVICE": "yes",
+            "SLIPWAY_SECRETS_IN_ENVIRONMENT": "yes",
             "SLIPWAY_LEASE_BROKER_URL": self.url("lease-broker"),
             "SLIPWAY_SPEED": repr(self.speed),  # the weight-calculator divides the times of its profiles itself
         }

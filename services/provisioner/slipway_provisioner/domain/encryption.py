@@ -7,6 +7,7 @@ that was moved to another row, or whose row names another version, cannot be dec
 import base64
 import binascii
 import hashlib
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -26,9 +27,9 @@ class KeyMissing(Exception):
     def __init__(self, key_id: str) -> None:
         super().__init__(
             f"the key {key_id} is not among the state keys of the provisioner; add it as the last line of "
-            "SLIPWAY_STATE_KEYS and restart the provisioner"
+            "the file of SLIPWAY_STATE_KEYS_FILE"
             if key_id
-            else "the provisioner has no state keys; set SLIPWAY_STATE_KEYS, or SLIPWAY_STATE_KEYS_FILE"
+            else "the provisioner has no state keys; set SLIPWAY_STATE_KEYS_FILE"
         )
         self.key_id = key_id
 
@@ -50,9 +51,12 @@ class KeyRing:
     def __init__(self, lines: str) -> None:
         """`lines` has the base64 of one key a line; empty lines and those that begin with # are skipped. Raises
         BadKeys."""
-        self._keys: dict[str, bytes] = {}
-        for key in key_lines(lines):
-            self._keys.setdefault(key_id_of(key), key)
+        self._known: Mapping[str, bytes] = keys_by_id(lines)
+
+    @property
+    def _keys(self) -> Mapping[str, bytes]:
+        """Keys by their ids."""
+        return self._known
 
     @property
     def current_id(self) -> str:
@@ -84,6 +88,14 @@ class KeyRing:
         except (InvalidTag, ValueError):
             raise NotAuthentic(f"the document {identity} was changed, or is that of another row") from None
         return document
+
+
+def keys_by_id(lines: str) -> dict[str, bytes]:
+    """Keys by their ids, in the order of their lines. Raises BadKeys."""
+    found: dict[str, bytes] = {}
+    for key in key_lines(lines):
+        found.setdefault(key_id_of(key), key)
+    return found
 
 
 def key_lines(lines: str) -> list[bytes]:

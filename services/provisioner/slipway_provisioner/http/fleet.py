@@ -22,7 +22,6 @@ from slipway_common.web.router import Router
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name
 from slipway_provisioner.apply import termination, workspaces
-from slipway_provisioner.domain.encryption import KeyRing
 from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.domain.timeline import timeline
 from slipway_provisioner.domain.workers import AlreadyStopped
@@ -70,7 +69,7 @@ async def get_worker(worker_id: Name, request: Request, caller: Reader, db: Data
     batch = await batches.get(db, worker.batch_id) if worker.batch_id else None
     lease = await leases.get(db, worker.lease_id) if worker.lease_id else None
     moments = timeline(worker, await demand.claims_of(db, worker_id), batch.started_at if batch else None)
-    keys = KeyRing(request.app.state.settings.state_keys) if caller.may("workers:state") else None
+    keys = request.app.state.settings.state_key_ring() if caller.may("workers:state") else None
     async with db.acquire() as connection:
         workspace = await workspaces.shown(connection, worker, keys)
     details = WorkerDetails(

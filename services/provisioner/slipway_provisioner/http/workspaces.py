@@ -150,7 +150,8 @@ def _place(after: AfterDocument | None) -> workspaces.Place:
 
 
 def _keys(request: Request) -> KeyRing:
-    return KeyRing(request.app.state.settings.state_keys)
+    keys: KeyRing = request.app.state.settings.state_key_ring()
+    return keys
 
 
 def _uuid(worker_id: str) -> str:

@@ -96,7 +96,7 @@ def list_keys(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
     """List the keys of Terraform states
 
     With the number of documents encrypted with each: states, rejected states, and inputs of launches. The keys
-    themselves are in SLIPWAY_STATE_KEYS of the provisioner; an unavailable key is missing there.
+    themselves are in the file of SLIPWAY_STATE_KEYS_FILE of the provisioner; an unavailable key is missing there.
 
     \b
     Example:
@@ -109,9 +109,9 @@ def list_keys(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
 def rotate(context: typer.Context) -> None:
     """Encrypt all Terraform states with the first key
 
-    Write the new key as the first line of SLIPWAY_STATE_KEYS, keep the old one as the second, restart every
-    provisioner, and rotate; then remove the old key. May be repeated. Documents that cannot be decrypted are skipped
-    and named, with exit code 1.
+    Write the new key as the first line of the file of SLIPWAY_STATE_KEYS_FILE, keep the old one as the second, and
+    rotate once it has reached every provisioner; then remove the old key. May be repeated. Documents that cannot be
+    decrypted are skipped and named, with exit code 1.
 
     \b
     Example:
