@@ -43,7 +43,7 @@ PROGRAMS: Final[dict[tuple[str, ...], type[EnvironmentSettings] | TyperGroup | N
 OTHERS: Final[dict[str, tuple[set[str], str, set[str]]]] = {
     "apache/kafka": (set(), "/var/lib/kafka/data", {"healthcheck"}),
     "postgres": ({"5432"}, "/var/lib/postgresql", {"healthcheck", "user", "group_add", "shm_size"}),
-    "prom/prometheus": ({"9090"}, "/prometheus", {"healthcheck", "command"}),
+    "prom/prometheus": ({"9090"}, "/prometheus", {"healthcheck", "command", "group_add"}),
     "grafana/grafana": ({"3000"}, "/var/lib/grafana", {"healthcheck"}),
 }
 # Keys that have rules. Any other key could undo what the rules require, so it needs a rule first.

@@ -37,11 +37,14 @@ OPEN, WORKER, LEASE = "open", "worker", "lease"
 COMMON: Final = """
 GET  /livez                                             open
 GET  /readyz                                            open
-GET  /metrics                                           open
+GET  /metrics                                           read:metrics
+GET  /openapi.json                                      read
 GET  /status                                            read
 GET  /alerts                                            read
 POST /alerts/silence                                    alerts:write
 GET  /audit                                             read
+GET  /tokens                                            read
+POST /tokens/{name}/revoke                              tokens:write
 POST /restored                                          restores:write
 """
 CONSUMING: Final = """
@@ -185,7 +188,11 @@ TABLE: Final[dict[str, dict[Route, str]]] = {
     for service, lines in ((service, filter(None, rows.splitlines())) for service, rows in ROUTES.items())
 }
 # Scopes that include read scopes.
-INCLUDING: Final = {"read": {"read:settings", "declaration:write"}, "read:settings": {"declaration:write"}}
+INCLUDING: Final = {
+    "read:metrics": {"read", "read:settings", "declaration:write"},
+    "read": {"read:settings", "declaration:write"},
+    "read:settings": {"declaration:write"},
+}
 ALONE: Final[dict[str, dict[str, list[str]]]] = {WORKER: {"workerToken": []}, LEASE: {"leaseToken": []}}
 SECRET: Final = "secret"
 REFUSALS: Final = {
@@ -203,7 +210,22 @@ UNKNOWN: Final = {
     "worker": "worker-token",
     "lease": "lease-token",
 }
-CALLERS: Final = ("nobody", "stranger", "foreign", "worker", "lease", "read", "read:settings", "admin", "own")
+ENDS: Final = {"expired": "2026-01-01T00:00:00Z", "lasting": "2999-01-01T00:00:00Z"}
+"""Ends of tokens that have one: one for everything, and one for the route alone."""
+CALLERS: Final = (
+    "nobody",
+    "stranger",
+    "foreign",
+    "worker",
+    "lease",
+    "read:metrics",
+    "read",
+    "read:settings",
+    "admin",
+    "own",
+    "expired",
+    "lasting",
+)
 
 
 @cache
@@ -241,7 +263,7 @@ def scopes(caller: str, access: str, path: str) -> list[str]:
     the path tells the target."""
     if caller != "foreign":
         own = [filled(scope, "x") for scope in access.split() if scope not in (OPEN, WORKER, LEASE)]
-        return own if caller == "own" else [caller]
+        return {"own": own, "lasting": own, "expired": ["admin"]}.get(caller, [caller])
     needed = set(access.split())
     enough = needed.union(*(INCLUDING.get(scope, ()) for scope in needed))
     others = {scope for table in TABLE.values() for given in table.values() for scope in given.split()} - enough
@@ -251,12 +273,14 @@ def scopes(caller: str, access: str, path: str) -> list[str]:
 
 def expected(caller: str, access: str) -> str:
     """Refusal of a caller; empty if it is let in."""
-    if access == OPEN or (caller in ("admin", "own") and access != WORKER):
+    if access == OPEN or (caller in ("admin", "own", "lasting") and access != WORKER):
         return ""
     if access == WORKER and caller != "nobody":
         return "" if caller == "worker" else "foreign-token"
     if caller == "lease" and LEASE in access.split():
         return ""
+    if caller == "expired":
+        return "expired-token"
     if caller in UNKNOWN:
         return UNKNOWN[caller]
     reads = {caller} | {scope for scope, including in INCLUDING.items() if caller in including}
@@ -285,6 +309,7 @@ async def test_every_route(service: str, caller: str, tmp_path: Path) -> None:
         for number, ((method, path), access) in enumerate(TABLE[service].items()):
             secret = f"secret {number}"
             entry = {"name": "someone", "sha256": hash_secret(secret), "scopes": scopes(caller, access, path)}
+            entry |= {"expires_at": ENDS[caller]} if caller in ENDS else {}
             tokens.write_bytes(msgspec.json.encode([entry]))
             given = headers.get(caller, f"Bearer {secret}")
             app.state.limits = CallerLimits(1.0)
@@ -321,7 +346,7 @@ def test_the_api_document_tells_the_access(service: str) -> None:
     assert shown == {
         (method, path): schemes.get(access, [ALONE.get(scope, {"token": [scope]}) for scope in access.split()])
         for (method, path), access in TABLE[service].items()
-        if path not in ("/livez", "/readyz", "/metrics")
+        if path not in ("/livez", "/readyz", "/metrics", "/openapi.json")
     }
 
 

@@ -66,6 +66,7 @@ ELSEWHERE: Final = {
     **{f"{service} POST /positions/adopt": "integration/test_consume.py" for service in SERVICES},
     **{f"{service} POST /positions/adopt-all": "integration/test_consume.py" for service in SERVICES},
     **{f"{service} POST /alerts/silence": "contract/test_alert_commands.py" for service in SERVICES},
+    **{f"{service} POST /tokens/{{name}}/revoke": "integration/test_tokens.py" for service in SERVICES},
     **{f"{service} POST /dead-letters/{verb}": "here" for service in SERVICES[1:] for verb in ("replay", "drop")},
 }
 """Audited writes that need more than rows to be made, with the test that asserts their row. Every service has the same
@@ -110,6 +111,7 @@ COMMANDS: Final = {
     "import boskos": "lease-broker PUT /slots",
     "signal raise": "weight-calculator POST /signals",
     "alert silence": "provisioner POST /alerts/silence",
+    "token revoke": "provisioner POST /tokens/{name}/revoke",
     "demand rm": "provisioner DELETE /pools/{pool_id}/demand/{source}",
     "demand set": "provisioner PUT /pools/{pool_id}/demand",
     "dlq replay": "provisioner POST /dead-letters/replay",
@@ -123,7 +125,7 @@ READING: Final = """
 diff; export; user-data; top; audit; why; doctor; pool ls; pool show; pool history; lc ls; lc show; worker ls; worker
 show; decision show; error ls; account ls; account show; account limits; state-key ls; provider classify; plugins ls;
 lease status; lease ls; lease pools; lease report; lease history; weights ls; weights show; signal ls; demand ls;
-events tail; alert ls; alert show; dlq ls; dlq show; topics stopped; token create; token check; token revoke
+token ls; events tail; alert ls; alert show; dlq ls; dlq show; topics stopped; token create; token check
 """
 """Commands that only read."""
 LETTER: Final = {"topic": "slipway.pool.demand.v1", "partition": 0}

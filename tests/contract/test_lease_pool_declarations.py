@@ -309,7 +309,7 @@ async def test_an_id_with_slashes_at_every_route(world: World) -> None:
     assert (alert.subject_kind, alert.subject_id) == ("lease-pool", LARGE)
     assert alert.dedup_key.endswith("/gecko-t%2Ft-linux-large")
     assert ALERT.key(alert) == alert.dedup_key
-    metrics = (await here.call("GET", "/metrics", by="")).text
+    metrics = (await here.call("GET", "/metrics", by="reader")).text
     assert f'slipway_lease_granted_units_total{{lease_pool="{LARGE}"}}' in metrics
     assert LARGE in await owners(world)
 

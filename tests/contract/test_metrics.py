@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from slipway_common.observability.metrics import EVERY, METRICS
 from slipway_local.servers.child import Child
 from slipway_local.servers.ports import free_ports
+from tests.support import readers
 from tests.support.harness import until
 from tests.support.provisioner import KEY
 from tests.support.tools import run
@@ -31,6 +32,7 @@ async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         "PORT": str(port),
         "REGISTRATION_KEYS": KEY,
         "SECRETS_IN_ENVIRONMENT": "yes",
+        "TOKENS_FILE": str(readers.TOKENS_FILE),
     }
     child = Child(
         name,
@@ -50,7 +52,7 @@ async def test_a_service_exports_exactly_its_rows(service: tuple[str, int]) -> N
 
         async def scraped() -> str:
             try:
-                return (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+                return (await http.get(f"http://127.0.0.1:{port}/metrics", headers=readers.HEADERS)).text
             except httpx2.TransportError:
                 return ""
 

@@ -262,7 +262,9 @@ async def decisions(database_url: str) -> dict[str, float]:
 
 async def work_of(deployment: Deployment, name: str) -> Work:
     """Decisions and calls of one replica, by its metrics."""
-    text = (await deployment.http.get(f"{deployment.url(name)}/metrics")).raise_for_status().text
+    headers = {"Authorization": f"Bearer {deployment.token}"}
+    answer = await deployment.http.get(f"{deployment.url(name)}/metrics", headers=headers)
+    text = answer.raise_for_status().text
     counted = Counter[str]()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -189,9 +189,9 @@ async def request(port: int, method: str, path: str, body: Any, secret: str) -> 
     return status, msgspec.json.decode(answer, type=dict[str, Any])
 
 
-async def scraped(port: int) -> str:
+async def scraped(port: int, secret: str) -> str:
     """Prometheus metrics of a service."""
-    _, answer = await exchange(port, "GET", "/metrics", None, "")
+    _, answer = await exchange(port, "GET", "/metrics", None, secret)
     return answer.decode()
 
 

@@ -57,7 +57,7 @@ async def test_observability(live: Live) -> None:
     async def all_seen() -> bool:
         await client.acquire(pool, "waits")  # or it would lapse
         for port in live.ports:
-            for family in text_string_to_metric_families(await scraped(port)):
+            for family in text_string_to_metric_families(await scraped(port, live.secrets[OPERATOR])):
                 missing.difference_update({family.name} & set(DESCRIBED))
                 missing.difference_update(sample.name for sample in family.samples if shows(sample, pool))
         return not missing

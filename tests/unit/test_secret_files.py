@@ -11,7 +11,7 @@ from slipway_client.cli.main import app
 from slipway_common.web.tokens import Tokens
 
 URL = "postgresql://slipway@postgres:5432/slipway"
-NAMES = {"database_password", "database_url", "registration_keys", "operator_token", "tokens.yaml"}
+NAMES = {"database_password", "database_url", "registration_keys", "operator_token", "metrics_token", "tokens.yaml"}
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -33,7 +33,10 @@ def test_secrets_are_consistent(tmp_path: Path) -> None:
     token = Tokens(tmp_path / "tokens.yaml").find(made["operator_token"])
     assert token is not None
     assert (token.name, token.scopes) == ("operator", ["admin"])
-    assert made["operator_token"] not in made["tokens.yaml"]
+    scraper = Tokens(tmp_path / "tokens.yaml").find(made["metrics_token"])
+    assert scraper is not None
+    assert (scraper.name, scraper.scopes) == ("prometheus", ["read:metrics"])
+    assert not {made["operator_token"], made["metrics_token"]} & set(made["tokens.yaml"].split())
 
 
 def test_an_interrupted_first_run_is_completed(tmp_path: Path) -> None:
@@ -41,7 +44,7 @@ def test_an_interrupted_first_run_is_completed(tmp_path: Path) -> None:
     secret_files.create(tmp_path, URL)
     before = contents(tmp_path)
     (tmp_path / "tokens.yaml").unlink()
-    assert set(secret_files.create(tmp_path, URL)) == {"operator_token", "tokens.yaml"}
+    assert set(secret_files.create(tmp_path, URL)) == {"operator_token", "metrics_token", "tokens.yaml"}
     after = contents(tmp_path)
     assert after["database_password"] == before["database_password"]
     assert Tokens(tmp_path / "tokens.yaml").find(after["operator_token"].strip()) is not None

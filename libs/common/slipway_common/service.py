@@ -30,6 +30,7 @@ from slipway_common.base.process.groups import keep_private
 from slipway_common.base.settings import Secret, has_password, variable_of
 from slipway_common.base.text import listed
 from slipway_common.database import alerts, outage, postgres
+from slipway_common.database import tokens as token_rows
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.database.retention import EVERY_SECONDS, PRUNE_LOOP, PruneLoop, Retention
 from slipway_common.measure import MEASURE_SECONDS, SERVICE_GAUGES, Measure, service_readings
@@ -63,6 +64,9 @@ GARBAGE_OBJECTS: Final = 50_000
 UNSENDABLE_ALERT_SECONDS: Final = 10.0
 ALERTS_SECONDS: Final = 60.0
 CONFIRM_SECONDS: Final = 60.0
+TOKENS_SECONDS: Final = 2.0
+"""Time after which a token that was revoked on another replica is refused."""
+USES_SECONDS: Final = 30.0
 REFUSED_SHOWN: Final = 3
 COMPRESSED_BYTES_MIN: Final = 4_096
 
@@ -138,6 +142,7 @@ class Service:
         schema_minimum: str = "0001",
         renewed: Renewed | None = None,
         start_notices: Sequence[StartNotice] = (),
+        tokens: Tokens | None = None,
     ) -> None:
         """`runtime` is passed if other objects need it before the service exists. `work` is done by the leader only.
         `retention` is that of the service's own tables.
@@ -166,7 +171,7 @@ class Service:
         self.schema_minimum = schema_minimum
         self.renewed = renewed or stop_nothing
         self._began = monotonic_seconds()
-        self.tokens = Tokens(settings.tokens_file)
+        self.tokens = tokens or Tokens(settings.tokens_file)
         self._start_notices = [(one, PartitionAlert(one.kind, name, settings.instance)) for one in start_notices]
         self._refused_tokens = PartitionAlert("tokens-refused", name, settings.instance)
         self._unowned = PartitionAlert("unowned-partition", name, settings.instance)
@@ -202,7 +207,12 @@ class Service:
     def app(self) -> FastAPI:
         # The pages that show the API would load scripts from elsewhere into the browsers of operators.
         app = FastAPI(
-            title=f"Slipway {self.name}", version=VERSION, lifespan=self._lifespan, docs_url=None, redoc_url=None
+            title=f"Slipway {self.name}",
+            version=VERSION,
+            lifespan=self._lifespan,
+            openapi_url=None,
+            docs_url=None,
+            redoc_url=None,
         )
         app.state.runtime = self.runtime
         app.state.status = Status(self.runtime, service=self.name, version=VERSION, instance=self.settings.instance)
@@ -220,11 +230,13 @@ class Service:
         app.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_BYTES_MIN, compresslevel=1)
         limits.install(app)  # last: what is refused passes no other middleware
         app.include_router(routes.health)
+        app.include_router(routes.described)
         app.state.renewed = self.renewed
         app.include_router(routes.about)
         app.include_router(routes.restores)
         app.include_router(routes.audits)
         app.include_router(routes.raised)
+        app.include_router(routes.tokened)
         if self.consumers or self.runtime.leader_loop is not None:
             viewers = [Consumer(self.name, view.topic, partial(self._apply_again, view)) for view in self.views]
             app.state.consumers = {consumer.topic.name: consumer for consumer in [*self.consumers, *viewers]}
@@ -394,6 +406,7 @@ class Service:
         )
         return [
             *([Loop("certificates", watch.step, CERTIFICATES_SECONDS, woken=False)] if watch.files else []),
+            Loop("tokens", self._follow_tokens, TOKENS_SECONDS, woken=False),
             Loop("heartbeat", self._beat, self.settings.heartbeat_seconds, woken=False),
             Loop(PRUNE_LOOP, PruneLoop(self.retention, self.settings).step, EVERY_SECONDS, woken=False),
             Loop("watch-partitions", self._watch_partitions, 2.0, woken=False),
@@ -406,6 +419,21 @@ class Service:
             ),
         ]
 
+    async def _follow_tokens(self, database: Database) -> bool:
+        """Refuse the tokens that were revoked on any replica, and record when tokens were used."""
+        async with database.acquire() as db:
+            self.tokens.revoked = await token_rows.revoked(db)
+            if monotonic_seconds() - self._uses_at >= USES_SECONDS:
+                uses = self.tokens.take_uses()
+                try:
+                    await token_rows.record_uses(db, uses)
+                except BaseException:
+                    self.tokens.put_back(uses)
+                    raise
+                self._uses_at = monotonic_seconds()
+        return False
+
+    _uses_at = 0.0
     _beat_at = 0.0
 
     async def _beat(self, database: Database) -> bool:

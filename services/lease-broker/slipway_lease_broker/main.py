@@ -46,11 +46,13 @@ def build(settings: Settings) -> Service:
         waiters=grant_waiters,
         runtime=runtime,
     )
-    boskos = Port(admissions, Tokens(settings.tokens_file), host=settings.boskos_host, number=settings.boskos_port or 0)
+    tokens = Tokens(settings.tokens_file)
+    boskos = Port(admissions, tokens, host=settings.boskos_host, number=settings.boskos_port or 0)
     return Service(
         "lease-broker",
         settings,
         runtime=runtime,
+        tokens=tokens,
         consumes={LEASE_REQUEST: LeaseCommandHandler(admissions).handle},
         loops=[
             # Deadlines pass on a tick; requests and releases wake it.

@@ -222,3 +222,29 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     partition: int
     next_offset: int
     """Offset of the next record to apply."""
+
+
+class ListedToken(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of a service's tokens file."""
+
+    name: str
+    scopes: list[str]
+    expires_at: Time | None
+    last_used_at: Time | None
+    """Last use in this service in the last 90 days, as recorded twice a minute."""
+    revoked: bool
+    """True if it was revoked without the file, and is refused."""
+
+
+class TokenRevocation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of the revocation of a token."""
+
+    reason: RequiredReason
+
+
+class RevokedToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A token that is refused from now on."""
+
+    name: str
+    was_revoked: bool
+    """True if it was revoked before."""

@@ -6,6 +6,7 @@ and group only; nothing but file names is printed.
 
 import argparse
 import base64
+import contextlib
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -13,15 +14,18 @@ from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from slipway_client.cli import tokens
+from slipway_common.base.ids import hash_secret
+from slipway_common.declaration.strict_yaml import Invalid
 
 MODE: Final = 0o640
 OPERATOR: Final = "operator"
+SCRAPER: Final = "prometheus"
 
 
 def create(folder: Path, database_url: str) -> list[str]:
     """Create the missing files and return their names: database_password, database_url, registration_keys,
-    operator_token, and tokens.yaml, which holds hashes only. `database_url` has user, host and database; the password
-    is added.
+    operator_token, metrics_token of Prometheus, and tokens.yaml, which holds hashes only. `database_url` has user, host
+    and database; the password is added.
 
     Raises ValueError for a URL to which no password can be added, OSError if the folder cannot be written.
     """
@@ -35,6 +39,7 @@ def create(folder: Path, database_url: str) -> list[str]:
     made.append(_absent(folder / "database_url", lambda: with_password))
     made.append(_absent(folder / "registration_keys", _key))
     made += _operator(folder / "operator_token", folder / "tokens.yaml")
+    made += _scraper(folder / "metrics_token", folder / "tokens.yaml")
     return [name for name in made if name]
 
 
@@ -51,6 +56,17 @@ def _operator(token: Path, known: Path) -> list[str]:
     token.unlink(missing_ok=True)
     known.unlink(missing_ok=True)
     return [_absent(known, lambda: line), _absent(token, lambda: secret)]
+
+
+def _scraper(token: Path, known: Path) -> list[str]:
+    """Create the token of Prometheus, which reads metrics alone, unless its hash is known."""
+    if token.exists() and hash_secret(token.read_text().strip()) in known.read_text():
+        return []
+    with contextlib.suppress(Invalid):  # the file has none
+        tokens.revoke(SCRAPER, known)
+    secret, _ = tokens.create(SCRAPER, ["read:metrics"], known)
+    token.unlink(missing_ok=True)
+    return [_absent(token, lambda: secret)]
 
 
 def _absent(path: Path, value: Callable[[], str]) -> str:

@@ -20,6 +20,7 @@ class AuditedKind(StrEnum):
     PARTITION = "partition"
     DEAD_LETTER = "dead-letter"
     ALERT = "alert"
+    TOKEN = "token"  # noqa: S105 # a kind, no token
 
 
 class AuditedChange(NamedTuple):

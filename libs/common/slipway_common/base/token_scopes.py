@@ -7,6 +7,7 @@ SCOPE: Final = re.compile(r"[a-z][a-z-]*(\*|:(\*|[a-z][a-z-]*(\*|:[!-~]+)?))?")
 # All scopes that services require; capitals stand for what a request names.
 SCOPES: Final = (
     "read",
+    "read:metrics",
     "read:settings",
     "declaration:write[:OWNER]",
     "demand:write:POOL",
@@ -22,6 +23,7 @@ SCOPES: Final = (
     "lease-pools:write",
     "launching:stop",
     "alerts:write",
+    "tokens:write",
     "restores:write",
     "dead-letters:write",
     "positions:write",

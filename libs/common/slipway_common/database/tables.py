@@ -7,6 +7,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Date,
     DateTime,
     Double,
     Identity,
@@ -106,6 +107,34 @@ def audit(metadata: MetaData) -> Table:
     return table
 
 
+def revoked_token(metadata: MetaData) -> Table:
+    """Add the table of tokens that were revoked without their file, by their hashes."""
+    return Table(
+        "revoked_token",
+        metadata,
+        Column("sha256", Text, primary_key=True),
+        Column("name", Text, nullable=False),
+        now("at"),
+        Column("by", Text, nullable=False),
+        Column("reason", Text, nullable=False),
+    )
+
+
+def token_use(metadata: MetaData) -> Table:
+    """Add the table of the last use of each token on each day (UTC)."""
+    table = Table(
+        "token_use",
+        metadata,
+        Column("name", Text),
+        Column("day", Date),
+        Column("last_at", TIME, nullable=False),
+        PrimaryKeyConstraint("name", "day"),
+        postgresql_with={"fillfactor": 50},
+    )
+    Index("token_use_day", table.c.day)
+    return table
+
+
 def alert(metadata: MetaData) -> Table:
     """Add the table of alerts: one open row per deduplication key, and those that were closed. `deleted`: its key has
     left the topic. `confirmed_at`: when the process that raised it last confirmed it, if it is the alert of one."""
@@ -140,6 +169,8 @@ def messaging(metadata: MetaData) -> None:
     """Add the tables of every service: audit, alerts, outbox and sequence numbers, consumer positions, dead letters."""
     audit(metadata)
     alert(metadata)
+    revoked_token(metadata)
+    token_use(metadata)
     metadata.info["before"] = [CREATE_CLOCK, CREATE_SERVER]
     metadata.info["after"] = [DRAW_INCARNATION, ADVANCE]
     # One row. `server` is the one on which the relay has compared the rows with the log. `former` are earlier ids, and

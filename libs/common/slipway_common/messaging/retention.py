@@ -9,12 +9,14 @@ from slipway_common.database.retention import HISTORY_DAYS, Bounded, Retention, 
 from slipway_common.database.sql import Statement
 from slipway_common.database.tables import messaging
 
+TOKEN_USE_DAYS: Final = 90
 TABLES: Final = MetaData()
 messaging(TABLES)
 ALERT: Final = TABLES.tables["alert"]
 AUDIT: Final = TABLES.tables["audit"]
 SUBJECT: Final = TABLES.tables["outbox_subject"]
 SEEN: Final = TABLES.tables["seen_event"]
+TOKEN_USE: Final = TABLES.tables["token_use"]
 GAP: Final = TABLES.tables["gap"]
 DEAD: Final = TABLES.tables["dead_letter"]
 # A subject of a compacted topic ends with its tombstone; one of another topic by itself. The first condition finds
@@ -32,6 +34,7 @@ DELETE_SEEN_EVENTS: Final = Statement(delete_ended(SEEN, older(SEEN.c.seen_at), 
 DELETE_GAPS: Final = Statement(delete_oldest(GAP, GAP.c.at, order=GAP.c.id))
 DELETE_DEAD_LETTERS: Final = Statement(delete_ended(DEAD, older(DEAD.c.at), order=[DEAD.c.at]))
 DELETE_ALERTS: Final = Statement(delete_ended(ALERT, older(ALERT.c.closed_at), order=[ALERT.c.closed_at]))
+DELETE_TOKEN_USES: Final = Statement(delete_ended(TOKEN_USE, older(TOKEN_USE.c.last_at), order=[TOKEN_USE.c.day]))
 DELETE_AUDIT: Final = Statement(delete_oldest(AUDIT, AUDIT.c.at, order=AUDIT.c.id))
 
 RETENTION: Final[Retention] = (
@@ -44,6 +47,14 @@ RETENTION: Final[Retention] = (
         delete=DELETE_AUDIT,
     ),
     Rule(table="alert", rows="closed alerts", after="the end of the alert", days=90, delete=DELETE_ALERTS),
+    Rule(
+        table="token_use",
+        rows="last uses of tokens, one a day",
+        after="the use",
+        days=TOKEN_USE_DAYS,
+        delete=DELETE_TOKEN_USES,
+    ),
+    Bounded("revoked_token", "one row per token that was revoked: deleted, its token would be good again"),
     Bounded("alembic_version", "one row"),
     Bounded("incarnation", "one row"),
     Rule(

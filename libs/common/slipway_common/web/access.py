@@ -22,7 +22,7 @@ from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database
 from slipway_common.web.tokens import Token, Tokens
 
-IMPLIED_BY: Final = {"read": "read:settings", "read:settings": "declaration:write"}
+IMPLIED_BY: Final = {"read:metrics": "read", "read": "read:settings", "read:settings": "declaration:write"}
 """Read scopes that another scope includes: who may declare settings may read them."""
 _bearer = HTTPBearer(auto_error=False, scheme_name="token", description="Token of the services' tokens file")
 _worker_bearer = HTTPBearer(

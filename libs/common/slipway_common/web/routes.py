@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import Field
 
@@ -18,18 +18,22 @@ from slipway_api.http.service import (
     DeadLetterContent,
     DeadLetterReference,
     ListedAlert,
+    ListedToken,
     Position,
     Readiness,
     Replayed,
     Restore,
     Restored,
+    RevokedToken,
     ServiceStatus,
     Silence,
     StoppedPartition,
+    TokenRevocation,
 )
 from slipway_common.base.audited import AuditedKind
-from slipway_common.base.redaction import described
+from slipway_common.base.redaction import described as error_text
 from slipway_common.database import alerts, audit
+from slipway_common.database import tokens as token_rows
 from slipway_common.database.places import NEWEST, Newest
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.messaging import dead_letters, incarnation
@@ -47,11 +51,12 @@ from slipway_common.web.router import Router
 from slipway_common.web.runtime import Runtime, database, runtime_of, wake
 from slipway_common.web.status import Status, stopped_partitions
 from slipway_common.web.text import Name
+from slipway_common.web.tokens import Tokens
 
 Partition = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Offset = Annotated[int, Field(ge=0, le=BIGINT_MAX)]
 
-health = Router(include_in_schema=False, dependencies=[Depends(Open("probes and scrapers have no token"))])
+health = Router(include_in_schema=False, dependencies=[Depends(Open("probes have no token"))])
 
 
 @health.get("/livez")
@@ -67,14 +72,22 @@ async def readyz(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Answer[Rea
         try:
             await asyncio.wait_for(database.fetchval("SELECT 1"), 2)
         except Exception as error:
-            reasons.append(f"database: {described(error)}")
+            reasons.append(f"database: {error_text(error)}")
     readiness = Readiness(ready=not reasons, reasons=reasons)
     return Unavailable(readiness) if reasons else Answer(readiness)
 
 
-@health.get("/metrics")
+described = Router(include_in_schema=False)
+
+
+@described.get("/metrics", dependencies=[Depends(Needs("read:metrics"))])
 async def metrics() -> Annotated[PlainTextResponse, Untyped("text in the format of Prometheus")]:
     return PlainTextResponse(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+
+@described.get("/openapi.json", dependencies=[READ])
+async def api_document(request: Request) -> Annotated[JSONResponse, Untyped("the OpenAPI document of this service")]:
+    return JSONResponse(request.app.openapi())
 
 
 about = Router(tags=["status"])
@@ -160,6 +173,50 @@ async def silence_alert(
             db, AuditedKind.ALERT, body.dedup_key, "silence", by=by, reason=body.reason, until=body.until
         )
     return Answer(row)
+
+
+tokened = Router(prefix="/tokens", tags=["tokens"])
+
+
+@tokened.get("", dependencies=[READ])
+async def list_tokens(request: Request, database: Annotated[Database, Depends(database)]) -> Answer[Items[ListedToken]]:
+    """List the tokens of this service's file, with the time of the last use in the last 90 days, which is recorded
+    twice a minute, and whether they were revoked."""
+    tokens: Tokens = request.app.state.tokens
+    uses, revoked = await token_rows.last_uses(database), await token_rows.revoked(database)
+    items = [
+        ListedToken(
+            name=token.name,
+            scopes=token.scopes,
+            expires_at=token.expires_at,
+            last_used_at=uses.get(token.name),
+            revoked=token.sha256 in revoked,
+        )
+        for token in tokens.load()
+    ]
+    return Answer(Items(items=items))
+
+
+@tokened.post("/{name:id}/revoke")
+async def revoke_token(
+    request: Request,
+    name: Name,
+    body: Body[TokenRevocation],
+    by: Annotated[str, Depends(Needs("tokens:write"))],
+    database: Annotated[Database, Depends(database)],
+) -> Answer[RevokedToken]:
+    """Revoke a token for good, without its file: each replica refuses it within 5 s. A new token of the same name, with
+    another secret, is none that was revoked."""
+    tokens: Tokens = request.app.state.tokens
+    token = tokens.named(name)
+    if token is None:
+        raise Problem(404, "unknown-token-name", "No such token", f"the tokens file of this service has no {name}")
+    async with database.acquire() as db, db.transaction():
+        is_new = await token_rows.revoke(db, token.sha256, name, by=by, reason=body.reason)
+        if is_new:
+            await audit.record_command(db, AuditedKind.TOKEN, name, "revoke", by=by, reason=body.reason)
+    tokens.revoked |= {token.sha256}
+    return Answer(RevokedToken(name=name, was_revoked=not is_new))
 
 
 letters = Router(prefix="/dead-letters", tags=["dead letters"])

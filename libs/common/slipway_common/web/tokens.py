@@ -52,14 +52,35 @@ class Tokens:
         self.refused: tuple[str, ...] = ()
         self._read_at: tuple[int, int, int] = (0, 0, 0)
         self._tokens: list[Token] = []
+        self.revoked: frozenset[str] = frozenset()
+        """Hashes of tokens of the file that were revoked without it."""
+        self._used: dict[str, datetime] = {}
 
     def find(self, secret: str) -> Token | None:
+        """Token with this secret, unless it is revoked. That it was used is recorded later."""
         digest = hash_secret(secret)
         found = None
         for token in self.load():  # no early exit, so the time does not reveal a match
             if hmac.compare_digest(token.sha256, digest):
                 found = token
+        if found is None or found.sha256 in self.revoked:
+            return None
+        if not found.expired:
+            self._used[found.name] = utc_now()
         return found
+
+    def take_uses(self) -> dict[str, datetime]:
+        """Times of the last uses since the call before, by name."""
+        taken, self._used = self._used, {}
+        return taken
+
+    def put_back(self, uses: dict[str, datetime]) -> None:
+        """Return uses that could not be recorded."""
+        self._used = uses | self._used
+
+    def named(self, name: str) -> Token | None:
+        """Token of this name in the file."""
+        return next((token for token in self.load() if token.name == name), None)
 
     def load(self) -> list[Token]:
         """Tokens of the file as it is now."""

@@ -5,15 +5,30 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
+from urllib.parse import quote
 
 import typer
 
 from slipway_client.cli.invalid_file import InvalidFile
-from slipway_client.cli.options import noun
-from slipway_client.transport.http import Failed
+from slipway_client.cli.options import AsOutput, noun, now
+from slipway_client.cli.tables import Field, Output, show
+from slipway_client.transport.http import SERVICES, Failed
+from slipway_client.view import moments
 
 app = noun("Manage access tokens")
+
+FIELDS: Final[tuple[Field, ...]] = (
+    "name",
+    ("scopes", lambda token: " ".join(token["scopes"])),
+    ("last used", lambda token: _moment(token["last_used_at"])),
+    ("expires", lambda token: _moment(token["expires_at"])),
+    ("state", lambda token: "revoked" if token["revoked"] else ""),
+)
+
+
+def _moment(text: str | None) -> str:
+    return "" if text is None else moments.clock(moments.at(text), now())
 
 
 @app.command("create")
@@ -43,13 +58,13 @@ def create_token(
 
     The secret is printed once; the tokens file, which is replaced at once, holds only its hash.
 
-    Scopes: read (all but settings), read:settings (settings, too), declaration:write (which includes both),
-    demand:write:POOL, signal:write:KIND:ID, pools:write, launch-configs:write, workers:terminate, workers:state,
-    accounts:write (these, and declaration:write, also for what one owner has declared, as in
-    declaration:write:team-a, which includes no read),
-    state-keys:write, leases:write:POOL, throttles:write:POOL (its throttle reports are the provider's
-    own), lease-pools:write, launching:stop, alerts:write, restores:write, dead-letters:write, positions:write,
-    admin; a trailing * matches the rest.
+    Scopes: read (all but settings), read:metrics (metrics alone), read:settings (settings, too), declaration:write
+    (which includes both), demand:write:POOL, signal:write:KIND:ID, pools:write, launch-configs:write,
+    workers:terminate, workers:state, accounts:write (these, and declaration:write, also for what one owner has
+    declared, as in declaration:write:team-a, which includes no read), state-keys:write, leases:write:POOL,
+    throttles:write:POOL (its throttle reports are the provider's own), lease-pools:write, launching:stop,
+    alerts:write, tokens:write, restores:write, dead-letters:write, positions:write, admin; a trailing * matches the
+    rest.
 
     \b
     Examples:
@@ -70,26 +85,66 @@ def create_token(
         print(f"add this line to the tokens file: {line}", file=sys.stderr)
 
 
-@app.command("revoke")
-def revoke_token(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the token")],
-    file: Annotated[
-        Path, typer.Option("--file", metavar="FILE", dir_okay=False, help="Tokens file of the services, to cut it from")
-    ],
-) -> None:
-    """Revoke a token: remove it from the tokens file
+@app.command("ls")
+def list_tokens(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
+    """List the tokens of the services, with their last use
 
-    Services refuse it from the first request after the file has reached them.
+    Asks every service, and says which did not answer. The last use is that of the last 90 days, in any service.
 
     \b
     Examples:
+      slipway token ls
+      slipway token ls -o json
+    """
+    rows, errors = context.obj.list_all("/tokens")
+    tokens: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        known = tokens.setdefault(row["name"], {**row, "services": []})
+        known["services"].append(row["service"])
+        known["last_used_at"] = max(filter(None, (known["last_used_at"], row["last_used_at"])), default=None)
+        known["revoked"] = known["revoked"] and row["revoked"]
+    show(list(tokens.values()), FIELDS, output, nothing="no tokens")
+    if errors:
+        raise Failed(errors)
+
+
+@app.command("revoke")
+def revoke_token(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the token")],
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", metavar="FILE", dir_okay=False, help="Tokens file of the services, to cut it from"),
+    ] = None,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Reason, for the audit")] = "revoked",
+) -> None:
+    """Revoke a token in every service, or remove it from the tokens file
+
+    Without --file each service records that it is revoked, and all replicas refuse it within 5 seconds; it stays so,
+    whatever the file says. With --file services refuse it once the file has reached them.
+
+    \b
+    Examples:
+      slipway token revoke ci --reason "the runner was stolen"
       slipway token revoke ci --file tokens.yaml
     """
     from slipway_client.cli import tokens
 
-    with _editing(file, "revoke"):
-        tokens.revoke(name, file)
-    print(f"token {name} revoked in {file}")
+    if file is not None:
+        with _editing(file, "revoke"):
+            tokens.revoke(name, file)
+        print(f"token {name} revoked in {file}")
+        return
+    failed = []
+    for service in SERVICES:
+        try:
+            context.obj.post(service, f"/tokens/{quote(name, safe='')}/revoke", {"reason": reason})
+        except Failed as error:
+            failed.append(f"{service}: {error}")
+        else:
+            print(f"{service}: token {name} is revoked")
+    if failed:
+        raise Failed("\n".join([*failed, "Repeat this command: where it is revoked, that changes nothing."]))
 
 
 @app.command("check")

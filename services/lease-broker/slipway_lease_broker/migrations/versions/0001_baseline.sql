@@ -42,6 +42,22 @@ CREATE TABLE alert (
 CREATE INDEX alert_closed ON alert (closed_at) WHERE closed_at IS NOT NULL;
 CREATE INDEX alert_key ON alert (dedup_key, id);
 CREATE UNIQUE INDEX alert_open ON alert (dedup_key) WHERE closed_at IS NULL;
+CREATE TABLE revoked_token (
+    sha256 TEXT NOT NULL,
+    name TEXT NOT NULL,
+    at TIMESTAMP WITH TIME ZONE DEFAULT slipway_clock() NOT NULL,
+    by TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    PRIMARY KEY (sha256)
+);
+CREATE TABLE token_use (
+    name TEXT NOT NULL,
+    day DATE NOT NULL,
+    last_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    PRIMARY KEY (name, day)
+)
+ WITH (fillfactor = 50);
+CREATE INDEX token_use_day ON token_use (day);
 CREATE TABLE incarnation (
     id TEXT NOT NULL,
     drawn_at TIMESTAMP WITH TIME ZONE DEFAULT slipway_clock() NOT NULL,
