@@ -12,6 +12,8 @@ READY := .venv/.ready-dev
 TERRAFORM := .venv-terraform/.ready
 # A validator of OpenAPI documents and a generator of clients, in an environment of their own.
 CONTRACTS := .venv-contracts/.ready
+# Tools that check what we depend on: advisories, licences, bills of materials.
+AUDIT := .venv-audit/.ready
 # upjet, compiled for its example, where Go is present.
 UPJET := examples/upjet/.ready
 LOCKED := pyproject.toml $(MEMBERS:%=%/pyproject.toml)
@@ -104,7 +106,7 @@ lock: $(READY) ## Resolve requirements.lock and its parts for the demo, the imag
 			services/$${extra%/*}/pyproject.toml || exit 1; \
 	done
 	$(COMPILE) $(PART) $(SHIPPED) --output-file requirements.operations.lock libs/client/pyproject.toml
-	for group in terraform-tests contracts-check; do \
+	for group in terraform-tests contracts-check audit; do \
 		$(COMPILE) --group $$group --output-file requirements.$$group.lock || exit 1; \
 	done
 
@@ -204,6 +206,16 @@ histories: $(READY) ## Lease pools under faults of clients, brokers, database an
 .PHONY: lease-harm
 lease-harm: $(READY) ## Commands under leases while the broker is well, slow, frozen, killed, drained, full, or refuses: ONLY=frozen,full SEED=1 N=20 MUTANT=margin or report-dropped
 	@$(RUN) -m $(BROKEN) tests.lease_harm
+
+$(AUDIT): requirements.audit.lock | $(READY)
+	@echo "Installing $$(grep '^[a-z]' $< | grep -cv $(ELSEWHERE)) packages into .venv-audit (once)"
+	@$(UV) venv --quiet --clear --python $(RUN) .venv-audit
+	@$(UV) pip sync --quiet --compile-bytecode --require-hashes --python .venv-audit/bin/python $< || { $(NOT_INSTALLED); }
+	@touch $@
+
+.PHONY: audit
+audit: $(READY) $(AUDIT) ## Advisories and licences of what is shipped, a CycloneDX bill per image
+	@$(RUN) -m tests.tools.supply_chain
 
 .PHONY: contracts-check
 contracts-check: $(READY) $(CONTRACTS) ## contracts/openapi by a validator, and clients generated from it call every GET of a demo
@@ -330,5 +342,5 @@ fairness: $(READY) ## Fairness of grants: one tenant with 1,000 waiters against 
 	@$(RUN) -m bench.leases.fairness
 
 clean: ## Remove the virtual environment and every cache in this folder
-	rm -rf .venv .venv-terraform .venv-contracts .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-terraform .venv-contracts .venv-audit .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

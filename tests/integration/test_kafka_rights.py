@@ -5,6 +5,7 @@ calls, which are then made through an admin client.
 """
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import GroupAuthorizationFailedError, TopicAuthorizationFailedError
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # it names them, but not in __all__
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -29,11 +31,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # it names the
 from generate import kafka_scripts
 from slipway_api.events.topics import ALERT, SERVICE_HEARTBEAT, TOPICS, WORKER_LIFECYCLE, compared_topics, group
 from slipway_common.database import migrate
+from slipway_common.database import postgres as connections
+from slipway_common.messaging import outbox
+from slipway_common.messaging.relay import Relay
 from slipway_common.messaging.topic_admin import wanted
 from slipway_local.servers.child import Child
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.support import harness
 from tests.support.harness import PATIENCE_SECONDS, until
 from tests.support.provisioner import KEY
 
@@ -95,9 +101,8 @@ class Guarded:
         self.address = address
         self.folder = folder
 
-    def apply_scripts(self, prefix: str, **principals: str) -> None:
-        """Topics and ACLs under a prefix."""
-        admin = AdminClient(
+    def administrator(self) -> AdminClient:
+        return AdminClient(
             {
                 "bootstrap.servers": self.address,
                 "security.protocol": "SASL_PLAINTEXT",
@@ -106,6 +111,23 @@ class Guarded:
                 "sasl.password": password(ADMIN),
             }
         )
+
+    def change_right(self, topic: str, *, given: bool) -> None:
+        """Give clients of `open_address` the right to write to a topic, or take it."""
+        place = (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS")
+        admin: Any = self.administrator()
+        if given:
+            binding = AclBinding(*place, "*", AclOperation.WRITE, AclPermissionType.ALLOW)
+            futures = admin.create_acls([binding])
+        else:
+            every: Any = None
+            futures = admin.delete_acls([AclBindingFilter(*place, every, AclOperation.WRITE, AclPermissionType.ANY)])
+        for future in futures.values():
+            future.result(30)
+
+    def apply_scripts(self, prefix: str, **principals: str) -> None:
+        """Topics and ACLs under a prefix."""
+        admin = self.administrator()
         made = called("topics.sh", self.folder, "kafka-topics.sh", prefix, PARTITIONS="1", REPLICAS="1")
         allowed = called("acls.sh", self.folder, "kafka-acls.sh", prefix, **principals)
         created = admin.create_topics([new_topic(call) for call in made])
@@ -146,6 +168,16 @@ class Guarded:
                 return bool(await consumer.getone())
         except TopicAuthorizationFailedError:
             return False
+        finally:
+            await consumer.stop()
+
+    async def words(self, topic: str, number: int) -> list[str]:
+        """Words of the first events of a partition, in order."""
+        consumer = AIOKafkaConsumer(topic, **self.aiokafka(ADMIN), auto_offset_reset="earliest")
+        await consumer.start()
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                return [json.loads((await consumer.getone()).value)["kind"] for _ in range(number)]
         finally:
             await consumer.stop()
 
@@ -357,3 +389,49 @@ async def works(guarded: Guarded, service: str, url: str) -> None:
         assert await guarded.reads(ADMIN, SERVICE_HEARTBEAT.name, prefix=prefix)
     finally:
         await child.kill()
+
+
+async def test_a_relay_that_lost_its_right_retries(guarded: Guarded, postgres: EmbeddedPostgres) -> None:
+    """It says which topic, sends what has waited in order once the right is back, and parks nothing."""
+    prefix, topic = "lost.", WORKER_LIFECYCLE.name
+    await asyncio.to_thread(guarded.apply_scripts, prefix, PROVISIONER="User:ANONYMOUS")
+    name = harness.new_name()
+    await harness.make_template(postgres, name)
+    database = await connections.connect(postgres.url(name), harness.SERVICE)
+    relay = Relay(
+        harness.SERVICE,
+        database_url=postgres.url(name),
+        kafka=guarded.open_address,
+        topic_prefix=prefix,
+        partitions={topic: 1},
+    )
+    running = asyncio.create_task(relay.run())
+
+    async def send(word: str) -> None:
+        async with database.acquire() as db, db.transaction():
+            await outbox.enqueue(db, [harness.report("w1", word)])
+        relay.wake(database)
+
+    async def waiting() -> int:
+        return int(await database.fetchval("SELECT count(*) FROM outbox"))
+
+    async def all_are_sent() -> bool:
+        return await waiting() == 0
+
+    try:
+        await send("first")
+        await until(all_are_sent, "the relay has its rights")
+        await asyncio.to_thread(guarded.change_right, prefix + topic, given=False)
+        for word in ("second", "third"):
+            await send(word)
+        await until(lambda: relay.denied(0.5) == [topic], "the relay says what it may not write to")
+        assert await waiting() == 2
+        assert await database.fetchval("SELECT count(*) FROM dead_letter") == 0
+        await asyncio.to_thread(guarded.change_right, prefix + topic, given=True)
+        await until(all_are_sent, "what has waited is sent")
+        assert relay.denied(0.0) == []
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await database.close()
+    assert await guarded.words(prefix + topic, 3) == ["first", "second", "third"]

@@ -204,7 +204,10 @@ async def test_a_slow_start_is_no_page_unless_records_wait(place: Place) -> None
     assert b'"command":"slipway doctor' in row["value"]
 
 
-async def test_unsendable_partition_is_alerted(place: Place) -> None:
+@pytest.mark.parametrize(
+    ("by_acl", "command"), [(False, b"slipway doctor"), (True, b"infra/kafka/acls.sh nowhere:1 '' admin.properties")]
+)
+async def test_unsendable_partition_is_alerted(place: Place, by_acl: bool, command: bytes) -> None:
     """A partition that cannot be sent to raises an alert, which is resolved once it can."""
 
     class Refused:
@@ -212,6 +215,9 @@ async def test_unsendable_partition_is_alerted(place: Place) -> None:
 
         def unsendable(self, seconds: float) -> list[tuple[str, int]]:
             return [("topic", 0)] if self.seconds > seconds else []
+
+        def denied(self, seconds: float) -> list[str]:
+            return ["topic"] if by_acl and self.seconds > seconds else []
 
     refused: Any = Refused()
     probe = Service(SERVICE, ServiceSettings(database_url=place.url, kafka="nowhere:1"))
@@ -222,6 +228,7 @@ async def test_unsendable_partition_is_alerted(place: Place) -> None:
     rows = await place.database.fetch("SELECT type, value FROM outbox ORDER BY id")
     assert [row["type"] for row in rows] == [AlertRaised.type, AlertResolved.type]
     assert b"cannot publish to all partitions of topic" in rows[0]["value"]
+    assert command in rows[0]["value"]
 
 
 async def test_heartbeats_that_wait_in_a_slow_start_are_no_page(place: Place) -> None:
@@ -230,6 +237,9 @@ async def test_heartbeats_that_wait_in_a_slow_start_are_no_page(place: Place) ->
     class Refused:
         def unsendable(self, seconds: float) -> list[tuple[str, int]]:
             return [(SERVICE_HEARTBEAT.name, 0)]
+
+        def denied(self, seconds: float) -> list[str]:
+            return []
 
     refused: Any = Refused()
     probe = Service(SERVICE, ServiceSettings(database_url=place.url, kafka="nowhere:1"))

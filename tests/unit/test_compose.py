@@ -145,6 +145,7 @@ def test_unknown_instructions_are_refused(text: str) -> None:
         ("requirements.redis.lock", False),
         ("requirements.terraform-tests.lock", True),
         ("requirements.contracts-check.lock", True),
+        ("requirements.audit.lock", True),
         ("libs/terraform/a/b.py", False),
         ("libs/common/a/b.py", False),
         ("libs/local/a.py", True),

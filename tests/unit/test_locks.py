@@ -38,7 +38,7 @@ def test_the_lock_of_an_extra_completes_that_of_the_images(name: str, package: s
 def test_locks_name_no_index() -> None:
     """A lock installs from any index: it has hashes and no addresses."""
     locks = sorted(ROOT.glob("requirements*.lock"))
-    assert len(locks) == 9
+    assert len(locks) == 10
     for name in locks:
         text = name.read_text()
         assert "://" not in text, name

@@ -19,6 +19,7 @@ OTHERS = [
     asyncpg.QueryCanceledError("statement timeout"),
     asyncpg.LockNotAvailableError("lock timeout"),
     asyncpg.DeadlockDetectedError("deadlock"),
+    asyncpg.InsufficientPrivilegeError("permission denied for table outbox"),
     OSError("of a provider"),
     TimeoutError(),
 ]

@@ -24,7 +24,7 @@ from slipway_client.cli.main import app
 PACKAGES: Final = (slipway_common, slipway_provisioner, slipway_weight_calculator, slipway_lease_broker)
 BY_PROVIDERS: Final = frozenset({"first.remedy"})
 """Commands of a provider's own tool, which the tests of providers check."""
-OTHER_PROGRAMS: Final = frozenset({"openssl"})
+OTHER_PROGRAMS: Final = frozenset({"openssl", "infra/kafka/acls.sh"})
 WORD: Final = "word"
 
 

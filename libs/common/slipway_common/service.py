@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -475,13 +476,18 @@ class Service:
         publication = None if relay is None else relay.publication
         places = [] if publication is None else publication.unsendable(UNSENDABLE_ALERT_SECONDS)
         late = [r for r in readings if r.unowned_for_seconds() > kafka.UNOWNED_ALERT_SECONDS]
+        denied = [] if relay is None else relay.denied(UNSENDABLE_ALERT_SECONDS)
+        broker, prefix = shlex.quote(self.settings.kafka), shlex.quote(self.settings.topic_prefix)
+        acls = f"infra/kafka/acls.sh {broker} {prefix} admin.properties  # rights of administrators"
+        mending = acls if denied else "slipway doctor  # then read the log of the service"
         is_starting = monotonic_seconds() - self._began < START_SECONDS
         for alert in self._own_alerts():
             if not is_starting:
                 await alert.take_over(database)
             await alert.confirm(database)
         unowned = [r.name for r in late if not is_starting or await r.work_waits()]
-        unsendable = sorted({topic for topic, _ in places if not is_starting or topic != SERVICE_HEARTBEAT.name})
+        unsent = {*denied, *(topic for topic, _ in places)}
+        unsendable = sorted(topic for topic in unsent if not is_starting or topic != SERVICE_HEARTBEAT.name)
         await asyncio.to_thread(self.tokens.load)
         refused = self.tokens.refused
         events = [
@@ -506,6 +512,8 @@ class Service:
                 unsendable,
                 summary=f"{self.name} cannot publish to all partitions of {listed(unsendable)}",
                 effect="events on some partitions wait in the outbox; other partitions are not delayed",
+                doing="retries every few seconds, and parks nothing",
+                command=mending,
             ),
         ]
         if events:

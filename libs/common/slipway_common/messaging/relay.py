@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 import asyncpg
-from aiokafka.errors import KafkaError
+from aiokafka.errors import ClusterAuthorizationFailedError, KafkaError, TopicAuthorizationFailedError
 from aiokafka.partitioner import murmur2
 
 from slipway_api.events.topics import Topic
@@ -86,6 +86,8 @@ STALLED_SECONDS: Final = 10.0
 PING_SECONDS_MAX: Final = 1.0
 CHECK_SECONDS: Final = 2.0
 TOGETHER_SECONDS: Final = 0.05  # for batches that were sent together, so that one round follows all of them
+DENIED: Final = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError)
+"""Errors of a principal that lacks a right. They pass once an administrator has given it."""
 LOG_EVERY: Final = 12  # failed batches in a row of a partition: one line a minute
 
 
@@ -125,6 +127,7 @@ class Relay:
         self.stalled_seconds = stalled_seconds
         self.ping_seconds = min(PING_SECONDS_MAX, stalled_seconds / 4)
         self.publication: Publication | None = None  # while this relay leads
+        self._denied_at: float | None = None  # since when the broker does not allow it to begin
         self._wake = asyncio.Event()
         self._notify: asyncio.Task[None] | None = None
         self._channel = f"slipway_relay_{schema_of(service)}"
@@ -158,6 +161,9 @@ class Relay:
                 LOG.error("relay waits: the database cannot be compared with Kafka", error=str(error))
                 pause_seconds = 2.0
             except Exception as error:
+                if isinstance(error, DENIED):
+                    self._denied_at = monotonic_seconds() if self._denied_at is None else self._denied_at
+                    pause_seconds = 2.0
                 if is_infrastructure(error) or isinstance(error, KafkaError):
                     outage.warn(LOG, "relay restarting after an error", error)
                 else:
@@ -179,6 +185,7 @@ class Relay:
                 checked_at = monotonic_seconds()
                 places = [(row["topic"], row["partition"]) for row in await db.fetch(PLACES)]
                 source = current.source(self.service)
+                self._denied_at = None
                 self.publication = publication = Publication(self, source, producers, places=places)
                 while True:
                     self._wake.clear()
@@ -193,6 +200,13 @@ class Relay:
                 await (led or producers).close()
         finally:
             await _close(db)
+
+    def denied(self, seconds: float) -> list[str]:
+        """Topics that the broker has not allowed the relay to write to for `seconds`; those of all partitions if it may
+        not begin at all."""
+        if self._denied_at is not None and monotonic_seconds() - self._denied_at >= seconds:
+            return sorted(self.partitions)
+        return [] if self.publication is None else self.publication.denied(seconds)
 
     async def _check_all_partitions(self, producer: Any) -> None:
         """Check the partitions of every topic that the broker knows; the others are checked when they are sent to."""
@@ -254,6 +268,7 @@ class Publication:
         self._together_seconds = together_seconds
         self._places: dict[asyncio.Task[int], Place] = {}  # of batches in flight
         self._unsendable: Counter[str] = Counter()
+        self._denied: set[Place] = set()  # whose last batch was refused for lack of a right
         self._acknowledged: list[int] = []  # ids of rows that the next round deletes
 
     async def round(self, db: Connection) -> int:
@@ -325,7 +340,10 @@ class Publication:
                 self._fail(place, now, "not answered")
             elif (error := task.exception()) is not None:
                 self._fail(place, now, repr(error))
+                if isinstance(error, DENIED):
+                    self._denied.add(place)
             else:
+                self._denied.discard(place)
                 acknowledged += [row["id"] for row in self._queues.acknowledge(place, task.result())]
         return acknowledged
 
@@ -339,6 +357,10 @@ class Publication:
         since = self._clock() - seconds
         unanswered = [self._places[task] for task in self._producers.unanswered(since)]
         return sorted({*self._queues.failing(since), *unanswered})
+
+    def denied(self, seconds: float) -> list[str]:
+        """Topics of partitions that cannot be sent to for `seconds`, since the broker does not allow it."""
+        return sorted({topic for topic, _ in self._denied & {*self.unsendable(seconds)}})
 
     def _gauge(self) -> None:
         counts = Counter(topic for topic, _ in self.unsendable())
