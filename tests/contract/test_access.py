@@ -128,18 +128,18 @@ GET  /weights                                           read
     + """
 POST /lease-gangs                                       leases:write:{lease_pool_id}
 GET  /lease-pools                                       read
-PUT  /lease-pools                                       lease-pools:write
+PUT  /lease-pools                                       lease-pools:write lease-pools:write:{owner}
 GET  /lease-pools/{lease_pool_id}                       read leases:write:{lease_pool_id}
-PATCH /lease-pools/{lease_pool_id}                      lease-pools:write
-POST /lease-pools/{lease_pool_id}/drain                 lease-pools:write
-POST /lease-pools/{lease_pool_id}/undrain               lease-pools:write
+PATCH /lease-pools/{lease_pool_id}                      lease-pools:write lease-pools:write:{owner}
+POST /lease-pools/{lease_pool_id}/drain                 lease-pools:write lease-pools:write:{owner}
+POST /lease-pools/{lease_pool_id}/undrain               lease-pools:write lease-pools:write:{owner}
 GET  /lease-pools/{lease_pool_id}/history               read
 POST /lease-pools/{lease_pool_id}/leases                leases:write:{lease_pool_id} lease
 GET  /lease-pools/{lease_pool_id}/report                read
 GET  /lease-pools/{lease_pool_id}/requests              read leases:write:{lease_pool_id}
 GET  /lease-pools/{lease_pool_id}/requests/{request_id} read leases:write:{lease_pool_id}
 DELETE /lease-pools/{lease_pool_id}/requests/{request_id} leases:write:{lease_pool_id}
-PUT  /lease-pools/{lease_pool_id}/units                 lease-pools:write
+PUT  /lease-pools/{lease_pool_id}/units                 lease-pools:write lease-pools:write:{owner}
 POST /lease-pools/{lease_pool_id}/unleased              leases:write:{lease_pool_id}
 GET  /leases                                            read leases:write:{lease_pool_id}
 GET  /leases/{lease_id}                                 read leases:write:{lease_pool_id}
@@ -150,7 +150,7 @@ POST /leases/{lease_id}/release                         leases:write:{lease_pool
 POST /leases/{lease_id}/renew                           leases:write:{lease_pool_id} lease
 POST /leases/{lease_id}/token                           leases:write:{lease_pool_id}
 GET  /slots                                             read
-PUT  /slots                                             lease-pools:write
+PUT  /slots                                             lease-pools:write lease-pools:write:{owner}
 """,
     "simulator": """
 POST /accounts/{account}/instances                      open

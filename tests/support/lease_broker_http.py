@@ -26,6 +26,7 @@ CALLERS: Final = {
     "ben": ["leases:write:*", "read"],
     "cid": ["leases:write:other"],
     "operator": ["lease-pools:write"],
+    "team-a": ["lease-pools:write:team-a"],
     "root": ["admin"],
     "reader": ["read"],
     "nobody": [],

@@ -20,7 +20,7 @@ SCOPES: Final = (
     "accounts:write[:OWNER]",
     "leases:write:POOL",
     "throttles:write:POOL",
-    "lease-pools:write",
+    "lease-pools:write[:OWNER]",
     "launching:stop",
     "alerts:write",
     "tokens:write",

@@ -1,7 +1,7 @@
 """Changes that a declaration makes, in the same words in every service, and the guard against large removals. Pure."""
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -45,6 +45,19 @@ def _text(value: Any) -> str:
     if value is None or value == "":
         return "none"
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+class ForeignOwner(Exception):
+    """The caller's token may not change what this owner declared."""
+
+    def __init__(self, owner: str, what: str = "the declaration") -> None:
+        super().__init__(f"{what} belongs to {owner or 'no owner'}")
+        self.owner = owner
+
+
+def is_among(owner: str, owners: Iterable[str] | None) -> bool:
+    """True if an owner is one of those of a token, of which a trailing `*` matches the rest; None: any."""
+    return owners is None or any(owner == one or (one.endswith("*") and owner.startswith(one[:-1])) for one in owners)
 
 
 class OwnedByAnother(Exception):

@@ -15,10 +15,12 @@ from slipway_api.http.declaration import Change
 from slipway_common.base.audited import AuditedChange, AuditedKind
 from slipway_common.declaration.changes import (
     Danger,
+    ForeignOwner,
     OwnedByAnother,
     Result,
     changes_digest,
     difference,
+    is_among,
     maximum_danger,
     removed_danger,
 )
@@ -46,13 +48,19 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
     """Lease pools as declared by their owners. `owners` includes those of documents without lease pools.
 
     `prune` archives also what other owners declared and these documents leave out; `adopt` takes lease pools over from
-    other owners.
+    other owners. `permitted` are the owners whose lease pools the caller may change; None: all.
     """
 
     owners: frozenset[str]
     pools: Sequence[Declared]
     prune: bool = False
     adopt: bool = False
+    permitted: tuple[str, ...] | None = None
+
+    def check(self, owner: str, what: str = "the declaration") -> None:
+        """Raise ForeignOwner unless the caller may change what this owner has declared."""
+        if not is_among(owner, self.permitted):
+            raise ForeignOwner(owner, what)
 
 
 TERMS: Final = tuple(name for name in Declared.__struct_fields__ if name not in ("id", "revision", "archived"))
@@ -78,17 +86,23 @@ class PoolChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(current: Sequence[Declared], wanted: Declaration) -> list[PoolChange]:
-    """One change per pool that is declared or archived, in order of ids. Raises OwnedByAnother."""
+    """One change per pool that is declared or archived, in order of ids. Raises OwnedByAnother, ForeignOwner."""
     known = {pool.id: pool for pool in current}
     named = {pool.id: pool for pool in wanted.pools}
+    for owner in sorted(wanted.owners):
+        wanted.check(owner)
     for pool in wanted.pools:
         before = known.get(pool.id)
+        if before is not None and not before.archived:
+            wanted.check(before.owner, f"{KIND} {pool.id}")
         if before and before.owner not in ("", *wanted.owners) and not wanted.adopt:
             raise OwnedByAnother(KIND, pool.id, before.owner, pool.owner)
     prune = wanted.prune and bool(wanted.owners)  # who declares nothing has not left anything out
     left_out = {
         pool.id for pool in current if not pool.archived and (prune or pool.owner in wanted.owners)
     } - named.keys()
+    for name in sorted(left_out):
+        wanted.check(known[name].owner, f"{KIND} {name}")
     return [change(known.get(name), named.get(name)) for name in sorted(named.keys() | left_out)]
 
 

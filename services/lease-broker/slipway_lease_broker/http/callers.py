@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import LEASE_TOKEN, hash_secret
 from slipway_common.database.postgres import Database
+from slipway_common.declaration.changes import ForeignOwner
 from slipway_common.web import access
 from slipway_common.web.access import Credentials, Needs, NeedsCaller
 from slipway_common.web.limits import Counted, limits_of
@@ -43,6 +44,19 @@ class NeedsCall(NeedsCaller):
 
     async def __call__(self, request: Request, credentials: Credentials) -> Call:
         return called(request, self.caller(request, credentials), await self.connections(request))
+
+
+class NeedsOperator(NeedsCall):
+    """Access by a token with a scope, or with that scope for the owner of the lease pool that the path names."""
+
+    async def __call__(self, request: Request, credentials: Credentials) -> Call:
+        call = await super().__call__(request, credentials)
+        if not call.caller.allowed:
+            async with call.database.acquire() as db:
+                found = await pools.declared(db, [request.path_params["lease_pool_id"]])
+            for pool in found:  # the route says that there is none
+                call.caller.permit(owner=pool.owner)
+        return call
 
 
 class NeedsHold(NeedsCall):
@@ -94,6 +108,12 @@ def called(request: Request, caller: access.Caller, database: Database) -> Call:
     return Call(caller, database, state.admissions, state.group_commit, state.known_leases, state.runtime)
 
 
+def foreign_owner(error: ForeignOwner) -> Problem:
+    """Problem for what another owner has declared."""
+    detail = f"{error}; use a token with the scope {OPERATE}, or {OPERATE}:{error.owner or 'OWNER'}"
+    return Problem(403, "foreign-owner", "The token is for the things of other owners", detail)
+
+
 def other_lease() -> Problem:
     """Problem for what the token of a lease does not reach."""
     detail = "it renews and releases its own lease, and repeats the request of it; for all else use another token"
@@ -140,7 +160,11 @@ HolderOrCaller = Annotated[Call, Depends(NeedsLease(HOLD))]
 """Caller that may hold leases, or the command that runs under this one."""
 HolderOrCommand = Annotated[Call, Depends(NeedsLease(HOLD, limited=False))]
 """Holder of a lease, or the command that runs under it: never refused for too many requests."""
-Operator = Annotated[Call, Depends(NeedsCall("lease-pools:write"))]
+OPERATE: Final = "lease-pools:write"
+OF_OWNER: Final = f"{OPERATE}:{{owner}}"
+Operator = Annotated[Call, Depends(NeedsOperator(OPERATE, OF_OWNER))]
+Declarer = Annotated[access.Caller, Depends(NeedsCaller(OPERATE, OF_OWNER))]
+"""Caller that declares lease pools, which the route compares with its owners."""
 Reader = Annotated[access.Caller, Depends(NeedsCaller("read", HOLD))]
 """Caller that may read what it asks for, or hold leases of its pool, which the route has to look up."""
 READ_OR_HOLD: Final = Depends(Needs("read", HOLD))

@@ -44,9 +44,10 @@ class LeasePoolsByOwner(BaseModel):
 DOCUMENTED: Final = openapi.body("Lease pools by owner.", json=openapi.model_schema(LeasePoolsByOwner))
 
 
-async def read(body: bytes, *, prune: bool, adopt: bool) -> Declaration:
-    """Declaration of a body. Raises Invalid, or msgspec.DecodeError for a body that is not JSON."""
-    return await asyncio.to_thread(_declaration, body, prune, adopt)
+async def read(body: bytes, *, prune: bool, adopt: bool, permitted: tuple[str, ...] | None) -> Declaration:
+    """Declaration of a body by a caller of these owners. Raises Invalid, or msgspec.DecodeError for a body that is not
+    JSON."""
+    return msgspec.structs.replace(await asyncio.to_thread(_declaration, body, prune, adopt), permitted=permitted)
 
 
 def _declaration(body: bytes, prune: bool, adopt: bool) -> Declaration:

@@ -24,11 +24,12 @@ from slipway_api.http.lease_pools import (
 from slipway_api.http.pages import Items, Page
 from slipway_common.database.places import NEWEST, Newest
 from slipway_common.database.postgres import Connection, Database
+from slipway_common.declaration.changes import ForeignOwner
 from slipway_common.declaration.models import LeasePool
 from slipway_common.declaration.parsing import problems
 from slipway_common.declaration.strict_yaml import path_text
 from slipway_common.web import pages
-from slipway_common.web.access import READ, Needs
+from slipway_common.web.access import READ
 from slipway_common.web.answers import Answer
 from slipway_common.web.bodies import Body
 from slipway_common.web.bodies import Report as ReportBody
@@ -46,7 +47,7 @@ from slipway_lease_broker.domain.paces import pacing_in_force, pacing_of
 from slipway_lease_broker.domain.refusals import Refusal, unknown_lease_pool
 from slipway_lease_broker.domain.report import report
 from slipway_lease_broker.http import declared, shown
-from slipway_lease_broker.http.callers import READ_OR_HOLD, Caller, Operator
+from slipway_lease_broker.http.callers import OPERATE, READ_OR_HOLD, Caller, Declarer, Operator, foreign_owner
 from slipway_lease_broker.http.refusals import problem
 from slipway_lease_broker.store import answers, history, past_leases, pools
 from slipway_lease_broker.store import terms as live
@@ -71,7 +72,7 @@ class Options(BaseModel):
 @router.put("/lease-pools", openapi_extra=declared.DOCUMENTED)
 async def put_lease_pools(
     request: Request,
-    caller: Annotated[str, Depends(Needs("lease-pools:write"))],
+    caller: Declarer,
     database: DatabaseDep,
     options: Annotated[Options, Query()],
 ) -> Answer[DeclaredLeasePools]:
@@ -84,13 +85,21 @@ async def put_lease_pools(
     """
     try:
         with refusing():
-            wanted = await declared.read(await request.body(), prune=options.prune, adopt=options.adopt)
+            wanted = await declared.read(
+                await request.body(),
+                prune=options.prune,
+                adopt=options.adopt,
+                permitted=caller.owners(OPERATE),
+            )
             if options.dry_run:
                 changes = await apply.preview(database, wanted)
             else:
-                act = Act(action=Action.APPLY, by=caller, reason=options.reason or f"declared by {caller}")
+                reason = options.reason or f"declared by {caller.name}"
+                act = Act(action=Action.APPLY, by=caller.name, reason=reason)
                 changes = await apply.declare(database, wanted, act, confirm=options.confirm)
                 wake(request)
+    except ForeignOwner as error:
+        raise foreign_owner(error) from error
     except ChangedMeanwhile as error:
         raise changed_meanwhile() from error
     return Answer(await asyncio.to_thread(shown.changes, changes, applied=not options.dry_run))

@@ -11,8 +11,9 @@ from slipway_api.http.pages import Items
 from slipway_common.base.audited import AuditedKind
 from slipway_common.database import audit
 from slipway_common.database.postgres import Connection, Database
+from slipway_common.declaration.changes import ForeignOwner, is_among
 from slipway_common.declaration.models import LeasePool
-from slipway_common.web.access import READ, Needs
+from slipway_common.web.access import READ, Caller
 from slipway_common.web.answers import Answer
 from slipway_common.web.bodies import Body
 from slipway_common.web.declaring import changed_meanwhile
@@ -26,6 +27,7 @@ from slipway_lease_broker.domain import slots as rules
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.refusals import unknown_lease_pool
 from slipway_lease_broker.domain.slots import Listed, SlotChange
+from slipway_lease_broker.http.callers import OPERATE, Declarer, foreign_owner
 from slipway_lease_broker.http.declared import terms
 from slipway_lease_broker.http.refusals import problem
 from slipway_lease_broker.store import answers, pools, slots
@@ -47,7 +49,7 @@ async def get_slots(database: DatabaseDep, pool: Name) -> Answer[Items[NamedSlot
 async def put_slots(
     request: Request,
     body: Body[DeclareSlots],
-    caller: Annotated[str, Depends(Needs("lease-pools:write"))],
+    caller: Declarer,
     database: DatabaseDep,
     dry_run: bool = False,
 ) -> Answer[DeclaredSlots]:
@@ -64,8 +66,10 @@ async def put_slots(
             try:
                 await _check_places(db, wanted)
                 known = {pool.id: pool for pool in await pools.declared(db, [pool.lease_pool_id for pool in wanted])}
+                for listed in wanted:
+                    _check_owner(known.get(listed.lease_pool_id), listed.lease_pool_id, caller)
                 changes = [
-                    await _apply(db, body, listed, known.get(listed.lease_pool_id), caller)
+                    await _apply(db, body, listed, known.get(listed.lease_pool_id), caller.name)
                     for listed in sorted(wanted, key=lambda listed: listed.lease_pool_id)
                 ]
             except BaseException:
@@ -76,11 +80,21 @@ async def put_slots(
 
     try:
         changes = await repeated(attempt)
+    except ForeignOwner as error:
+        raise foreign_owner(error) from error
     except ChangedMeanwhile as error:
         raise changed_meanwhile() from error
     if not dry_run:
         wake(request)
     return Answer(DeclaredSlots(dry_run=dry_run, items=[shown(change) for change in changes]))
+
+
+def _check_owner(pool: Declared | None, lease_pool_id: str, caller: Caller) -> None:
+    """Raise ForeignOwner unless the caller may change what the owner of this pool has declared. A list declares no
+    owner, so that a new pool has none."""
+    owner = "" if pool is None else pool.owner
+    if not is_among(owner, caller.owners(OPERATE)):
+        raise ForeignOwner(owner, f"lease pool {lease_pool_id}")
 
 
 async def _check_places(tx: Connection, wanted: list[Listed]) -> None:

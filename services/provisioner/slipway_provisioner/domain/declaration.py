@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from slipway_api.http.declaration import Change
-from slipway_common.declaration.changes import Danger
+from slipway_common.declaration.changes import Danger, is_among
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.costs import Estimates
 from slipway_provisioner.domain.roll_out import Replacement
@@ -95,9 +95,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     def may_change(self, owner: str) -> bool:
         """True if the caller may change what this owner declared."""
-        return self.owners is None or any(
-            owner == one or (one.endswith("*") and owner.startswith(one[:-1])) for one in self.owners
-        )
+        return is_among(owner, self.owners)
 
     @property
     def terms(self) -> str:

@@ -2,16 +2,8 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
-from slipway_common.declaration.changes import OwnedByAnother
+from slipway_common.declaration.changes import ForeignOwner, OwnedByAnother
 from slipway_provisioner.domain.declaration import Known, Owners, Request
-
-
-class ForeignOwner(Exception):
-    """The caller's token may not change what this owner declared."""
-
-    def __init__(self, owner: str, what: str = "the declaration") -> None:
-        super().__init__(f"{what} belongs to {owner or 'no owner'}")
-        self.owner = owner
 
 
 def check(kind: str, id_: str, owner: str, declared_by: str, request: Request, released: Collection[str]) -> None:

@@ -22,7 +22,7 @@ from slipway_api.http.provisioner.declaration import (
 from slipway_api.http.provisioner.pools import PoolDetails
 from slipway_common.database.places import NEWEST, Newest
 from slipway_common.database.postgres import Database
-from slipway_common.declaration.changes import CHANGES_MAX, listed_dangers
+from slipway_common.declaration.changes import CHANGES_MAX, ForeignOwner, listed_dangers
 from slipway_common.declaration.models import Declaration, WorkerPool
 from slipway_common.declaration.parsing import parse_owner
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
@@ -44,7 +44,6 @@ from slipway_provisioner.domain import declaration as domain
 from slipway_provisioner.domain.deadlines import DefaultDeadlines
 from slipway_provisioner.domain.declaration import Applied, DeclarationRefused
 from slipway_provisioner.domain.limits import Tariff
-from slipway_provisioner.domain.ownership import ForeignOwner
 from slipway_provisioner.domain.roll_out import Strategy
 from slipway_provisioner.domain.rollback import Rollback
 from slipway_provisioner.http.pools import no_pool
