@@ -5,6 +5,7 @@ Prints each refusal with its reason, and last `path ok`, `refused N of N` and wh
 """
 
 import asyncio
+import base64
 import os
 import secrets
 import socket
@@ -76,6 +77,9 @@ class Deployment:
         self.ports = dict(zip(MODULES, free_ports(len(MODULES)), strict=True))
         self.token = secrets.token_hex(16)
         self.tokens_file = folder / "tokens.yaml"
+        self.registration_keys_file = folder / "registration_keys"
+        self.registration_keys = [registration_key()]
+        self.write_registration_keys()
         self.certificate = self.authority.issue("service", hosts=("localhost",))
         self.client = self.authority.issue("operator")
         self.children: dict[str, Child] = {}
@@ -85,7 +89,14 @@ class Deployment:
 
     @property
     def secrets(self) -> set[str]:
-        return {*self.passwords.values(), self.database_password, self.token}
+        return {*self.passwords.values(), self.database_password, self.token, *self.registration_keys}
+
+    def write_registration_keys(self) -> None:
+        """The newest one first: it derives, and all verify."""
+        new = self.registration_keys_file.with_suffix(".new")
+        new.touch(mode=0o600)
+        new.write_text("\n".join(reversed(self.registration_keys)))
+        new.replace(self.registration_keys_file)
 
     def passfile(self) -> Path:
         path = self.folder / "pgpass"
@@ -147,7 +158,7 @@ class Deployment:
             "TLS_CLIENT_CA_FILE": str(self.authority.ca_file),
             "ALLOWED_HOSTS": "localhost",
             "TOKENS_FILE": str(self.tokens_file),
-            "REGISTRATION_KEY": secrets.token_hex(32),
+            "REGISTRATION_KEYS_FILE": str(self.registration_keys_file),
             "REGISTER_URL": f"https://localhost:{self.ports['provisioner']}",
             "REGISTER_CA_FILE": str(self.authority.ca_file),
         }
@@ -192,7 +203,7 @@ class Deployment:
         return str(done.stdout)
 
     async def rotate(self) -> None:
-        """Replace every secret once: passwords of Kafka and PostgreSQL, certificates, the token."""
+        """Replace every secret once: passwords of Kafka and PostgreSQL, certificates, the token, registration keys."""
         import asyncpg
 
         for user in (*MODULES, "operators"):
@@ -209,12 +220,18 @@ class Deployment:
         self.authority.issue("service", hosts=("localhost",))
         self.client = self.authority.issue("operator")
         self.write_token()
+        self.registration_keys.append(registration_key())
+        self.write_registration_keys()
 
     async def stop(self) -> None:
         for child in self.children.values():
             await child.stop()
         await self.kafka.broker.kill()
         await self.postgres.stop()
+
+
+def registration_key() -> str:
+    return base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 async def refused(cases: list[tuple[str, Callable[[], Awaitable[Any]]]]) -> tuple[int, int]:

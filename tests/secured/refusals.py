@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -156,11 +157,34 @@ def http_cases(deployment: "Deployment") -> list[Case]:
         deployment.tokens_file.write_text("[]\n")
         return await asked(revoked)()
 
-    async def with_another_scope() -> str:
-        command = [SLIPWAY, "token", "create", "--name", "machine", "--scope", "demand:write:linux", "--file"]
-        command.append(str(deployment.tokens_file))
+    async def created(name: str, scope: str, *more: str) -> str:
+        """Secret of a new token."""
+        command = [SLIPWAY, "token", "create", "--name", name, "--scope", scope, *more]
+        command += ["--file", str(deployment.tokens_file)]
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
-        return await asked(done.stdout.split()[-1])()
+        return done.stdout.split()[-1]
+
+    async def with_another_scope() -> str:
+        return await asked(await created("machine", "demand:write:linux"))()
+
+    async def with_metrics_alone() -> str:
+        return await asked(await created("prometheus", "read:metrics"))()
+
+    async def expired() -> str:
+        secret = await created("short", "read", "--expires-in-days", "0.001")
+        text = deployment.tokens_file.read_text()
+        deployment.tokens_file.write_text(re.sub(r"expires_at: '\d{4}", "expires_at: '2020", text))
+        return await asked(secret)()
+
+    async def revoked_by_the_api() -> str:
+        """The tokens file has it still."""
+        secret = await created("stolen", "read")
+        context = client_context(ca_file=trusted, certificate_file=client)
+        headers = {"Authorization": f"Bearer {revoked}"}
+        async with httpx2.AsyncClient(verify=context, trust_env=False, headers=headers) as http:
+            body = {"reason": "stolen"}
+            (await http.post(f"{url}/tokens/stolen/revoke", json=body)).raise_for_status()
+        return await asked(secret)()
 
     cases: list[Case] = [
         ("http: without TLS", asked("of-nobody", at=f"http://localhost:{port}")),
@@ -172,6 +196,9 @@ def http_cases(deployment: "Deployment") -> list[Case]:
         ("http: token absent", asked()),
         ("http: token wrong", asked("wrong")),
         ("http: token of another scope", with_another_scope),
+        ("http: token for metrics", with_metrics_alone),
+        ("http: token expired", expired),
+        ("http: token revoked without its file", revoked_by_the_api),
         ("http: token revoked", after_revocation),
     ]
     for reason, certificate in certificates(deployment, "caller").items():
