@@ -4,6 +4,7 @@ import os
 import signal
 from typing import Final
 
+import msgspec
 import pytest
 
 from slipway_local.terraform.ledger import Fault
@@ -12,6 +13,7 @@ from slipway_provisioner.domain.workspace_runs import APPLIES_MAX
 from slipway_provisioner.domain.workspaces import Kind, Phase, Version
 from slipway_provisioner.main import build
 from slipway_provisioner.providers.port import OutcomeUnknown
+from slipway_provisioner.providers.terraform.adapter import Terraform
 from slipway_provisioner.providers.terraform.runs import resources_of
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store.workspaces import identity
@@ -82,11 +84,14 @@ async def test_two_replicas_in_one_folder(fleet: Fleet) -> None:
 async def test_a_graceful_shutdown_of_the_service(fleet: Fleet) -> None:
     """A run in progress is interrupted, and its state saved while the database is still connected."""
     fleet.place.ledger.inject(SLOW)
+    entry = {name: value for name, value in fleet.account.settings.items() if name in Terraform.operator_settings}
     settings = Settings(
         database_url=fleet.url,
         kafka="127.0.0.1:9",
         registration_keys=KEY,
         state_keys=OLD,
+        providers=msgspec.json.encode({"terraform": {"entries": {"default": entry}}}).decode(),
+        commands_as_service=True,
         terraform_folder=str(fleet.place.folder / "runs"),
     )
     app = build(settings).app()
