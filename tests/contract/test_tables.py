@@ -1,7 +1,7 @@
 """Keys in the database equal those of events, and the longest values fit into every index."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from random import Random
 from string import ascii_letters, digits
 from typing import Any, Final
@@ -15,6 +15,7 @@ from sqlalchemy import (
     Boolean,
     Cast,
     Column,
+    Date,
     DateTime,
     Double,
     Integer,
@@ -114,6 +115,7 @@ VALUES: Final[dict[type[Any], Any]] = {
     Boolean: True,
     Uuid: str(UUID(int=2**128 - 1)),
     DateTime: datetime(2026, 1, 1, tzinfo=UTC),
+    Date: date(2026, 1, 1),
 }
 
 

@@ -16,8 +16,9 @@ from aiokafka.errors import InvalidReplicationFactorError
 from slipway_api.events.alert import START_SECONDS, AlertRaised, AlertResolved
 from slipway_api.events.topics import SERVICE_HEARTBEAT, WORKER_LIFECYCLE
 from slipway_common.database import postgres
+from slipway_common.database.process_alerts import StartNotice
 from slipway_common.messaging import topic_admin
-from slipway_common.service import Service, ServiceSettings, StartNotice
+from slipway_common.service import Service, ServiceSettings
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres

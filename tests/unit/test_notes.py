@@ -15,8 +15,8 @@ from slipway_api.events.scopes import Key
 from slipway_api.events.worker import Scope
 from slipway_api.limits import NOTE
 from slipway_common.base.text import LISTED_MAX, listed
+from slipway_common.database.process_alerts import PartitionAlert
 from slipway_common.messaging import outbox
-from slipway_common.service import PartitionAlert
 from slipway_provisioner.apply.reaping import kept_alert
 from slipway_provisioner.domain import freezing
 from slipway_provisioner.domain.cloud import Instance, InstanceState

@@ -23,7 +23,7 @@ from fastapi import APIRouter, FastAPI
 from pydantic import Field
 from starlette.middleware.gzip import GZipMiddleware
 
-from slipway_api.events.alert import START_SECONDS, AlertRaised, AlertResolved, alert_key
+from slipway_api.events.alert import START_SECONDS
 from slipway_api.events.service import ServiceHeartbeat
 from slipway_api.events.topics import SERVICE_HEARTBEAT, TOPICS, Topic, compared_topics
 from slipway_common.base.clock import monotonic_seconds, utc_now
@@ -33,6 +33,7 @@ from slipway_common.base.text import listed
 from slipway_common.database import alerts, outage, postgres
 from slipway_common.database import tokens as token_rows
 from slipway_common.database.postgres import Connection, Database
+from slipway_common.database.process_alerts import PartitionAlert, StartNotice
 from slipway_common.database.retention import EVERY_SECONDS, PRUNE_LOOP, PruneLoop, Retention
 from slipway_common.measure import MEASURE_SECONDS, SERVICE_GAUGES, Measure, service_readings
 from slipway_common.messaging import kafka, outbox
@@ -64,7 +65,6 @@ VERSION: Final = "0.1.0"
 GARBAGE_OBJECTS: Final = 50_000
 UNSENDABLE_ALERT_SECONDS: Final = 10.0
 ALERTS_SECONDS: Final = 60.0
-CONFIRM_SECONDS: Final = 60.0
 TOKENS_SECONDS: Final = 2.0
 """Time after which a token that was revoked on another replica is refused."""
 USES_SECONDS: Final = 30.0
@@ -104,23 +104,6 @@ class Loop(msgspec.Struct, frozen=True):
     stop: Callable[[], Awaitable[None]] | None = None
     woken: bool = True
     pause_seconds: float = 0.0
-
-
-class StartNotice(msgspec.Struct, frozen=True):
-    """A notice of how a process was started, open for as long as it runs. Unless it `applies`, an open one of an
-    earlier process of the same instance is resolved."""
-
-    kind: str
-    applies: bool
-    summary: str
-    effect: str
-    doing: str
-    command: str
-
-    @property
-    def texts(self) -> dict[str, str]:
-        names = ("summary", "effect", "doing", "command")
-        return {name: getattr(self, name) for name in names} | {"severity": "notice"}
 
 
 class Service:
@@ -465,7 +448,7 @@ class Service:
             self.runtime.publish()
         return bool(events)
 
-    def _own_alerts(self) -> "list[PartitionAlert]":
+    def _own_alerts(self) -> list[PartitionAlert]:
         """Alerts that this process confirms while they are open."""
         return [self._unowned, self._unsendable, self._refused_tokens, *(alert for _, alert in self._start_notices)]
 
@@ -531,59 +514,6 @@ def certificate_files(settings: ServiceSettings) -> dict[str, Path]:
     """Certificates that a service presents: variable → file."""
     files = {name: getattr(settings, name) for name in ("tls_certificate_file", "kafka_certificate_file")}
     return {variable_of(name): path for name, path in files.items() if path is not None}
-
-
-class PartitionAlert:
-    """Alert of one service process about partitions, raised while there are any, and confirmed meanwhile."""
-
-    def __init__(self, kind: str, service: str, instance: str) -> None:
-        self.kind = kind
-        self.service = service
-        self.dedup_key = alert_key(service, kind, instance)
-        self.raised = False  # as committed last
-        self._is_taken_over = False
-        self._confirmed_at = -CONFIRM_SECONDS
-
-    async def take_over(self, database: Database) -> None:
-        """Take over, once, the open alert of a process of this instance that ended before it could resolve it."""
-        if not self._is_taken_over:
-            self.raised = self.raised or await alerts.is_open(database, self.dedup_key)
-            self._is_taken_over = True
-
-    async def confirm(self, database: Database) -> None:
-        """Confirm the alert while it is raised, each minute. One that was resolved meanwhile, since this process could
-        not confirm it, is raised again."""
-        if self.raised and monotonic_seconds() - self._confirmed_at >= CONFIRM_SECONDS:
-            self.raised = await alerts.confirm(database, self.dedup_key)
-            self._confirmed_at = monotonic_seconds()
-
-    def changes(
-        self,
-        names: Sequence[str],
-        *,
-        summary: str,
-        effect: str,
-        doing: str = "retries every few seconds",
-        command: str = "slipway doctor  # then read the log of the service",
-        severity: str = "page",
-    ) -> list[AlertRaised | AlertResolved]:
-        """The event to publish; empty if nothing has changed."""
-        if bool(names) == self.raised:
-            return []
-        alert = AlertRaised if names else AlertResolved
-        return [
-            alert(
-                dedup_key=self.dedup_key,
-                subject_kind="service",
-                subject_id=self.service,
-                kind=self.kind,
-                summary=summary if names else "",
-                effect=effect,
-                doing=doing,
-                command=command,
-                severity=severity,
-            )
-        ]
 
 
 def _end_process_on_failure(main: asyncio.Task[None]) -> None:

@@ -10,8 +10,9 @@ from typing import Final
 from slipway_api.events.topics import LAUNCH_CONFIG_SIGNAL, LEASE_LIFECYCLE, POOL_DEMAND
 from slipway_common.base.settings import from_environment
 from slipway_common.base.text import listed
+from slipway_common.database.process_alerts import StartNotice
 from slipway_common.measure import MEASURE_SECONDS
-from slipway_common.service import Loop, Service, StartNotice
+from slipway_common.service import Loop, Service
 from slipway_common.web.runtime import Runtime
 from slipway_provisioner.apply.enrolment import Enroller
 from slipway_provisioner.apply.recovery import stop_until_confirmed

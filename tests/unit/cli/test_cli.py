@@ -136,7 +136,7 @@ def test_token_without_a_file_shows_the_line_beside_the_secret() -> None:
 GIVEN = [scope.partition("[")[0] for scope in SCOPES]
 BAD_TOKENS = [
     (["--name", "C I", "--scope", "admin"], "--name: 'C I' is invalid"),
-    (["--name", "ci", "--scope", "raed"], "--scope: 'raed' allows nothing; scopes are read, read:settings"),
+    (["--name", "ci", "--scope", "raed"], "--scope: 'raed' allows nothing; scopes are read, read:metrics"),
     (["--name", "ci", "--scope", "demand:write:a b"], "--scope: 'demand:write:a b' allows nothing"),
     (["--name", "known", "--scope", "admin"], "already has a token 'known'"),
     (["--name", "ci", "--scope", "lease:write:demo"], "--scope: 'lease:write:demo' allows nothing; scopes are"),
