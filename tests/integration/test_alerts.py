@@ -12,8 +12,9 @@ from slipway_api.events.alert import START_SECONDS, AlertRaised, AlertResolved
 from slipway_common.base.clock import utc_now
 from slipway_common.database import alerts
 from slipway_common.database.postgres import Database
+from slipway_common.database.process_alerts import CONFIRM_SECONDS
 from slipway_common.messaging import outbox
-from slipway_common.service import CONFIRM_SECONDS, Service, ServiceSettings
+from slipway_common.service import Service, ServiceSettings
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.provisioner import Provisioner, provisioner_on
 

@@ -31,7 +31,7 @@ def archived(name: str) -> Declared:
     return pool(name, "", limit_units=0, archived=True)
 
 
-def declaration(*pools: Declared, owners: str = "a", **options: bool) -> Declaration:
+def declaration(*pools: Declared, owners: str = "a", **options: Any) -> Declaration:
     return Declaration(owners=frozenset(owners), pools=pools, **options)
 
 

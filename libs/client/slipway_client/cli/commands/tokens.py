@@ -118,7 +118,7 @@ def revoke_token(
     ] = None,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Reason, for the audit")] = "revoked",
 ) -> None:
-    """Revoke a token in every service, or remove it from the tokens file
+    """Revoke a token, in services or in the file
 
     Without --file each service records that it is revoked, and all replicas refuse it within 5 seconds; it stays so,
     whatever the file says. With --file services refuse it once the file has reached them.
