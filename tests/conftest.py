@@ -80,11 +80,17 @@ async def postgres(session_folder: Path) -> "AsyncIterator[EmbeddedPostgres]":
 
 
 @pytest.fixture(scope="session")
-async def servers(kafka: "EmbeddedKafka", postgres: "EmbeddedPostgres") -> "tuple[EmbeddedKafka, EmbeddedPostgres]":
+async def templated(postgres: "EmbeddedPostgres") -> "EmbeddedPostgres":
+    """The server with the template of places."""
     from tests.support import harness
 
     await harness.make_template(postgres)
-    return kafka, postgres
+    return postgres
+
+
+@pytest.fixture(scope="session")
+async def servers(kafka: "EmbeddedKafka", templated: "EmbeddedPostgres") -> "tuple[EmbeddedKafka, EmbeddedPostgres]":
+    return kafka, templated
 
 
 @pytest.fixture

@@ -169,7 +169,7 @@ async def test_undecoded_batch(place: Place, database: Database, handler: Handle
 async def test_http(place: Place, database: Database, handler: Handler, tmp_path: Path) -> None:
     """Listing, showing, replaying and dropping need a token with the scope."""
     tokens = tmp_path / "tokens.yaml"
-    names = {"mender": ["dead-letters:write", "read:settings"], "stranger": ["demand:write"]}
+    names = {"mender": ["dead-letters:write", "read:settings"], "stranger": ["demand:write:linux"]}
     tokens.write_text(
         yaml.safe_dump([{"name": n, "sha256": hash_secret(n), "scopes": scopes} for n, scopes in names.items()])
     )

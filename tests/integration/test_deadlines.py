@@ -84,8 +84,9 @@ async def test_a_host_that_boots_in_20_minutes(
             if worker.state == "starting" and at - since >= BOOT_SECONDS:
                 serving[worker.id] = await register(provisioner, worker)
                 await serving[worker.id].post("/claimed", json={"task_id": "t", "source": "q", "at": now(at)})
-        for client in serving.values():
-            assert (await client.post("/heartbeat")).status_code == 200
+        if at % (3 * MINUTE) == 0:  # not each minute: the limit of a worker's requests goes by the real clock
+            for client in serving.values():
+                assert (await client.post("/heartbeat")).status_code == 200
         await provisioner.expire()
         await provisioner.terminate_instances()
         await provisioner.reap()

@@ -244,13 +244,12 @@ class CountingSubscription(kafka.Subscription):
 
 
 async def test_work_goes_on_while_sessions_end(
-    secured: Secured, postgres: EmbeddedPostgres, caplog: pytest.LogCaptureFixture
+    secured: Secured, templated: EmbeddedPostgres, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The relay sends each partition in order and a consumer applies each event once, without a rebalance and without a
     partition that counts as unsendable or unowned, while the broker ends their connections every two seconds."""
     caplog.set_level(logging.INFO, "aiokafka.conn")
-    await harness.make_template(postgres)
-    async with harness.new_place((secured.broker, postgres)) as place:
+    async with harness.new_place((secured.broker, templated)) as place:
         await place.create(WORKER_LIFECYCLE)
         relay = Relay(
             SERVICE,
