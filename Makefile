@@ -129,6 +129,7 @@ check: $(READY) ## Structure and baselines of this project, ruff, mypy, import c
 	.venv/bin/mypy libs services tests generate examples $(if $(wildcard bench/*.py),bench)
 	.venv/bin/lint-imports --no-logo
 	@$(RUN) -m $(BROKEN) tests.tools.routes
+	@$(RUN) -m tests.tools.explicit_any
 
 test: $(READY) ## Everything that CI runs, by layers, with times: FAST=1 for the inner loop, LAYERS="unit contract" for some
 	@$(RUN) -m tests.tools.layers $(LAYERS)
@@ -216,6 +217,10 @@ $(AUDIT): requirements.audit.lock | $(READY)
 .PHONY: audit
 audit: $(READY) $(AUDIT) ## Advisories and licences of what is shipped, a CycloneDX bill per image
 	@$(RUN) -m tests.tools.supply_chain
+
+.PHONY: recordings
+recordings: $(READY) ## Answers of real services, recorded for tests of clients
+	@$(RUN) -m tests.tools.recordings
 
 .PHONY: contracts-check
 contracts-check: $(READY) $(CONTRACTS) ## contracts/openapi by a validator, and clients generated from it call every GET of a demo

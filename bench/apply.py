@@ -24,6 +24,8 @@ from bench import apply_beside, committed
 from bench.claims import report as report_claims
 from bench.events import surroundings
 from bench.spread import Spread, spread
+from slipway_api.http.provisioner.declaration import DeclarationResult
+from slipway_api.http.provisioner.pools import PoolDetails
 from slipway_client.cli.declarations import Declarations
 from slipway_client.transport.http import Api, path
 from slipway_common.base.ids import hash_secret, new_secret
@@ -121,7 +123,7 @@ class Round:
         self.read = await asyncio.to_thread(self._read, "first")
         self.seconds["read"] = [time.monotonic() - began]
         dry = await self._timed("first_dry_run", "first apply", partial(self._put, self.read, dry_run=True))
-        await self._timed("first_changes", "first apply", partial(self._put, self.read, confirm=dry["digest"]))
+        await self._timed("first_changes", "first apply", partial(self._put, self.read, confirm=dry.digest))
         self.seconds["first"] = [time.monotonic() - began]
 
     async def _plain(self) -> None:
@@ -159,9 +161,10 @@ class Round:
     async def _one_pool(self) -> None:
         for number in range(REPEATS * 4):
             where = path("pools", f"team/{number}")
-            declared = (await asyncio.to_thread(self.api.get, "provisioner", where))["declared"]
+            declared = (await asyncio.to_thread(self.api.get, PoolDetails, "provisioner", where)).declared
+            assert declared is not None
             declared["launch_configs"][0]["image"] = f"changed-{number}"
-            put = partial(asyncio.to_thread, self.api.put, "provisioner", where, declared)
+            put = partial(asyncio.to_thread, self.api.put, DeclarationResult, "provisioner", where, declared)
             await self._timed("one_pool", "one pool", put)
 
     async def _whole_file(self) -> None:
@@ -174,8 +177,8 @@ class Round:
         body = self._read(f"whole-{REPEATS - 1}")
         for _ in range(REPEATS):
             answer = await self._timed("diff", "diff", partial(self._put, body, dry_run=True))
-            if answer["items"]:
-                raise AssertionError(f"the deployment differs from its file: {answer['items'][:3]}")
+            if answer.items:
+                raise AssertionError(f"the deployment differs from its file: {answer.items[:3]}")
 
     def _read(self, image: str) -> Declarations:
         """Read the declaration as the command does; its last pool has this image."""
@@ -185,11 +188,11 @@ class Round:
         declared.read([file], 1.0)
         return declared
 
-    async def _put(self, declared: Declarations, **how: Any) -> Any:
+    async def _put(self, declared: Declarations, **how: Any) -> DeclarationResult:
         return await asyncio.to_thread(self._put_now, declared, **how)
 
-    def _put_now(self, declared: Declarations, **how: Any) -> Any:
-        return self.api.put_lines("provisioner", "/declaration", declared.lines, **how)
+    def _put_now(self, declared: Declarations, **how: Any) -> DeclarationResult:
+        return self.api.put_lines(DeclarationResult, "provisioner", "/declaration", declared.lines, **how)
 
     async def _timed(self, name: str, phase: str, step: Callable[[], Any]) -> Any:
         began = time.monotonic()

@@ -191,6 +191,7 @@ EXEMPT: Final = {
     "lock-jars": "resolves packages anew, so that it changes files",
     "generated": "writes files, which the core layers compare",
     "baseline": "writes files, which the core layers compare",
+    "recordings": "writes files, which the core layers compare",
     "bench-before": "needs a commit to compare with",
     "mutation": "takes hours, and finds what tests lack, not what is broken: not in CI",
     "audit": "asks an index, whose answer changes while nothing here does",

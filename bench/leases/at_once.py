@@ -5,9 +5,9 @@ from random import Random
 from typing import Final
 
 from bench.leases.broker import Broker, at
+from slipway_api.http.lease_broker import QueuedRequest
 from slipway_client.cli.launch_pacing import OPERATION, Launches, pace_launches, slowest, unpaced
 from slipway_client.leases.admission import Admission, FailOpen, starts_at, waits
-from slipway_client.leases.terms import Waiting
 from slipway_common.declaration.models import LeasePool
 from slipway_lease_broker.domain.ledger import Lease
 from slipway_lease_broker.domain.report import most_per_minute
@@ -26,6 +26,16 @@ PACINGS: Final[Mapping[str, Policy]] = {
     "none": Policy(pacing="off"),
 }
 LAUNCH_SECONDS: Final = 20.0  # from grant to registration, when a launch releases its unit
+
+FULL: Final = QueuedRequest(
+    request_id="r",
+    position=1,
+    eta_seconds=None,
+    retry_after_seconds=1.0,
+    reason="no unit is free",
+    cause="full",
+    held_until=None,
+)
 
 
 def starts(policy: Policy, jobs: int, limit: int = LIMIT) -> list[float]:
@@ -67,7 +77,7 @@ def unleased(jobs: int, seed: int) -> list[float]:
         asked = Admission(
             begun_at=0.0, max_wait_seconds=MAX_WAIT_SECONDS, fail_open=FailOpen.ALWAYS, chance=chance.random()
         )
-        answered = waits(asked, Waiting(cause="full"), asked_at=0.0, wait_seconds=0.0, now=0.0)
+        answered = waits(asked, FULL, asked_at=0.0, wait_seconds=0.0, now=0.0)
         found.append(starts_at(answered))
     return sorted(found)
 

@@ -15,10 +15,10 @@ from typing import Final
 import msgspec
 
 from bench.leases.claims import Verdict
+from slipway_api.http.lease_broker import Lease
 from slipway_client.leases import holding
 from slipway_client.leases.admission import Wait
 from slipway_client.leases.holding import LeaseEnd, Renew
-from slipway_client.leases.terms import Lease
 from tests.support.held_lease import Ended, HeldLease
 
 HOLD_SECONDS: Final = 1200.0

@@ -110,9 +110,9 @@ async def test_alertmanager_gets_what_its_openapi_describes(manager: tuple[Progr
         jsonschema.Draft4Validator(schema, format_checker=checker).validate(body)
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.Draft4Validator(schema).validate([{"labels": {"alertname": 1}}])
-        assert datetime.fromisoformat(body[0]["endsAt"]) == NOW + timedelta(seconds=300)
+        assert datetime.fromisoformat(str(body[0]["endsAt"])) == NOW + timedelta(seconds=300)
         (end,) = alertmanager.body(resolved("x"), NOW, refresh_seconds=60.0)
-        assert datetime.fromisoformat(end["endsAt"]) == NOW
+        assert datetime.fromisoformat(str(end["endsAt"])) == NOW
         answer = await http.post("/api/v2/alerts", json=alertmanager.body(fire, utc_now(), refresh_seconds=60.0))
         assert answer.status_code == 200
         (shown,) = (await http.get("/api/v2/alerts")).json()

@@ -5,38 +5,24 @@ import asyncio
 import functools
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import httpx2
 import msgspec
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from slipway_api.events.signal import SignalRaised
 from slipway_api.events.weight import StageHealth
-from slipway_api.events.worker import Outcome, Result, Scope, Stage
-from slipway_api.http.service import DeadLetter
 from slipway_client.cli.commands.declared import DIFFERENCE
 from slipway_client.cli.confirming import CONFIRMATION
 from slipway_client.cli.main import app
 from slipway_common.base.ids import hash_secret
 from slipway_common.declaration.strict_yaml import read
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.providers.port import Refused
-from tests.support import harness, lease_answers
-from tests.support.answers import ANSWERS, CONFIG_ID, DEAD_LETTER, DECISION, ID
 from tests.support.deployment import Deployment, deployment_on
 from tests.support.provisioner import after, declared, report, revision_id, weight
-from tests.support.weight_calculator import START
-
-LIMIT: Final = """
-INSERT INTO launch_limit (scope, scope_id, launches_per_hour, spend_per_day, lifetime_seconds)
-VALUES ('account', 'sim-a', 20, 60, 7200)"""
-DOCUMENT: Final = """
-INSERT INTO workspace_document (workspace_id, kind, key_id, encrypted) VALUES (gen_random_uuid(), 'state', 'key', '')"""
 
 
 @pytest.fixture
@@ -488,79 +474,6 @@ async def test_dead_letters(deployment: Deployment) -> None:
     place = ("provisioner", "slipway.pool.demand.v1", "3", "7")
     refused = await deployment.slipway("dlq", "drop", *place, exit_code=1)
     assert refused == "No such dead letter: slipway.pool.demand.v1/3/7; see `slipway dlq ls`\n"
-
-
-# Stub services of other tests
-
-FREE: Final = frozenset({"settings", "offsets", "operations", "tenants"})  # mappings whose names users choose
-BY_NAME: Final = frozenset({"stages", "sources", "configs"})  # mappings with an entry of the same fields per name
-KINDS: Final = {bool: "boolean", int: "number", float: "number", str: "text"}
-
-
-def differences(stub: Any, real: Any, at: str) -> Iterator[str]:
-    """Fields that only one of two answers has, and those of another kind. Null and empty lists agree with anything."""
-    if stub in (None, [], {}) or real in (None, [], {}):
-        return
-    if isinstance(stub, dict) and isinstance(real, dict) and at.rpartition(".")[2] in BY_NAME:
-        stub, real = list(stub.values()), list(real.values())
-    if isinstance(stub, list) and isinstance(real, list):
-        stub, real = merged(stub), merged(real)
-    if isinstance(stub, dict) and isinstance(real, dict):
-        yield from (f"{at}.{name}" for name in sorted(stub.keys() ^ real.keys()))
-        for name in sorted((stub.keys() & real.keys()) - FREE):
-            yield from differences(stub[name], real[name], f"{at}.{name}")
-    elif KINDS.get(type(stub), type(stub)) != KINDS.get(type(real), type(real)):
-        yield f"{at}: {stub!r} and {real!r}"
-
-
-def merged(items: list[Any]) -> Any:
-    """One item with the fields of all."""
-    if not isinstance(items[0], dict):
-        return items[0]
-    return {name: value for item in items for name, value in item.items()}
-
-
-async def test_stub_services_answer_with_the_fields_of_real_ones(deployment: Deployment) -> None:
-    """No stub answer has more or fewer fields than a real one, so that a test of a new column needs no other stub."""
-    provisioner, calculator = deployment.provisioner, deployment.calculator
-    await deployment.apply("zone-a", "zone-b")
-    await calculator.publish()
-    signal: dict[str, Any] = {"source": "page", "target_kind": "zone", "target_id": "zone-b", "reason": "slow"}
-    degraded = SignalRaised(kind="degraded", value=0.5, observed_at=START, **signal)
-    await calculator.consume(degraded, msgspec.structs.replace(degraded, kind="up"))
-    await deployment.slipway("lc", "pause", "zone-b", "--reason", "maintenance")
-    worker = (await deployment.starting(1))[0]
-    await provisioner.database.execute(LIMIT)
-    await provisioner.database.execute(DOCUMENT)
-    refused = Outcome(
-        Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "sim-a/sim-1/zone-a/m5.large/on-demand", "InsufficientCapacity"
-    )
-    provisioner.cloud.script.append(Refused(refused, "no"))
-    await deployment.starting(2)
-    lease = (await deployment.slipway("lease", "acquire", "--pool", "sim-a", "--max-wait", "0")).partition(":")[0]
-
-    headers = {"Authorization": f"Bearer {deployment.environment['SLIPWAY_TOKEN']}"}
-    async with httpx2.AsyncClient(timeout=harness.PATIENCE_SECONDS, headers=headers) as client:
-
-        async def real(path: str) -> Any:
-            """The answer of the service that has the path."""
-            for name in ("PROVISIONER", "WEIGHT_CALCULATOR", "LEASE_BROKER"):
-                answer = await client.get(f"{deployment.environment[f'SLIPWAY_{name}_URL']}/{path}")
-                if answer.status_code == 200:
-                    return answer.json()
-            raise AssertionError(path)
-
-        shown = await real(f"workers/{worker}")
-        stubs = ANSWERS | {
-            "leases": {"items": [lease_answers.lease()[1]], "next": None},
-            f"leases/{lease}": lease_answers.lease()[1],
-        }
-        for path, stub in stubs.items():
-            names = {ID: worker, DECISION: shown["decision_id"], CONFIG_ID: revision_id()}
-            answer = await real(functools.reduce(lambda text, name: text.replace(name, names[name]), names, path))
-            assert list(differences(stub, answer, path)) == []
-            assert all(answer[name] for name in ("items", "refused") if stub.get(name)), path
-    assert set(DEAD_LETTER) == set(DeadLetter.__struct_fields__)
 
 
 async def test_a_token_without_a_scope_is_refused(deployment: Deployment) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from slipway_api.http.service import AuditEntry
 from slipway_client.cli.commands.audit import FIELDS
 from slipway_client.cli.main import app
+from tests.support.recorded import row
 
 ROOT = Path(__file__).parents[2]
 ENTRY = "version: 1\nlease_pools:\n  - id: a\n    limit: 2\n    hold_seconds: "
@@ -113,4 +115,4 @@ def test_setup_without_a_network(fresh_clone: Path) -> None:
 def test_an_audit_row_lists_what_has_changed(before: Any, after: Any, shown: str) -> None:
     (change,) = [field[1] for field in FIELDS if field[0] == "change"]
     assert callable(change)
-    assert change({"result": "updated", "before": before, "after": after}) == shown
+    assert change(row(AuditEntry, result="updated", before=before, after=after)) == shown

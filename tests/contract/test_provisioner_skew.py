@@ -25,8 +25,8 @@ from slipway_client.cli.main import app as command
 from slipway_common.web.problem import MEDIA_TYPE
 from slipway_common.web.router import typed_routes
 from slipway_local.servers.postgres import EmbeddedPostgres
-from tests.support.answers import environment, serving
 from tests.support.provisioner import Provisioner, administrator, provisioner_on, report
+from tests.support.recorded import environment, serving
 
 # Path of an answer → its type, and the fields whose values are of a set that grows.
 LISTS: Final[dict[str, tuple[Any, Any, tuple[str, ...]]]] = {

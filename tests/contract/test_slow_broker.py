@@ -9,12 +9,13 @@ from typing import Final
 import msgspec
 import pytest
 
+from slipway_api.http.lease_broker import Lease
 from slipway_client.leases.admission import Admission, FailOpen
 from slipway_client.leases.broker import Broker
 from slipway_client.leases.errors import Unreachable
 from slipway_client.leases.session import Session
 from slipway_client.leases.state import State
-from slipway_client.leases.terms import Lease, Wanted
+from slipway_client.leases.terms import Wanted
 from slipway_client.transport.patience import Patience
 from slipway_common.base.clock import monotonic_seconds
 from slipway_local.servers.postgres import EmbeddedPostgres

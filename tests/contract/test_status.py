@@ -17,10 +17,10 @@ from slipway_common.messaging.consume import Consumer, Owned
 from slipway_common.service import VERSION, Service, ServiceSettings
 from slipway_common.web.runtime import Runtime
 from slipway_common.web.status import Status
-from tests.support.answers import STOPPED_PARTITION
 from tests.support.harness import PATIENCE_SECONDS, SERVICE, record_words, until
 from tests.support.provisioner import Provisioner, after, report
 from tests.support.readers import HEADERS, TOKENS_FILE
+from tests.support.recorded import STOPPED_PARTITION
 
 FIELDS = {
     "service",

@@ -20,8 +20,8 @@ from slipway_api.events.topics import ALERT, WORKER_LIFECYCLE
 from slipway_api.events.worker import Outcome, Result, Scope, Stage, WorkerLaunchFailed
 from slipway_common.base.clock import utc_now
 from slipway_common.messaging import topic_admin
-from tests.support.answers import SERVICES, Services, environment, served
 from tests.support.harness import PARTITIONS, Place, Publisher, publisher, report, until
+from tests.support.recorded import LISTED_ALERT, SERVICES, Services, changed, environment, served
 
 COMMAND = (sys.executable, "-c", "from slipway_client.cli.main import app; app(prog_name='slipway')")
 SECONDS = 60.0
@@ -203,7 +203,8 @@ async def test_doctor_on_a_deployment(place: Place, server: tuple[Services, str]
         await beat("lease-broker", 3600)
         await findings("heartbeats", beating=SERVICES[:2])
         await findings()
-        services.alerts = [{"kind": "odd", "subject_id": "sim-a", "summary": "it is odd", "severity": "page"}]
+        odd = {"kind": "odd", "subject_id": "sim-a", "summary": "it is odd", "severity": "page"}
+        services.alerts = [changed(LISTED_ALERT, **odd)]
         services.dead_letters = 2
         both = {"alerts": "it is odd", "dead letters": "lease-broker has 2 dead letters"}
         assert await findings(*both) == both

@@ -21,7 +21,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from slipway_client.transport.exchange import TLS, NoAnswer, get
-from slipway_client.transport.http import Api, Failed
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import Api
 from slipway_common.base.clock import utc_now
 from slipway_common.base.tls import client_context
 from slipway_common.web import connections
@@ -144,11 +145,11 @@ async def test_private_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             if file is not None:
                 monkeypatch.setenv(variable, str(file))
             if trusted:
-                assert (await asyncio.to_thread(Api({"provisioner": url}).get, "provisioner", "/whoami"))["scheme"]
+                assert await asyncio.to_thread(Api({"provisioner": url}).get, dict[str, str], "provisioner", "/whoami")
                 assert (await get(f"{url}/whoami")).body["scheme"] == "https"
                 continue
             with pytest.raises(Failed, match="certificate verify failed"):
-                await asyncio.to_thread(Api({"provisioner": url}).get, "provisioner", "/whoami")
+                await asyncio.to_thread(Api({"provisioner": url}).get, object, "provisioner", "/whoami")
             with pytest.raises(NoAnswer) as refused:
                 await get(f"{url}/whoami")
             assert refused.value.problem == TLS

@@ -9,7 +9,7 @@ from slipway_api.events.topics import ALERT, LAUNCH_CONFIG_WEIGHT, POOL_LIFECYCL
 from slipway_api.events.weight import WeightChanged
 from slipway_api.events.worker import Outcome, Result, Scope, Stage, WorkerLaunchFailed
 from slipway_client.cli.watching import Watch
-from slipway_client.transport.http import Failed
+from slipway_client.transport.failed import Failed
 from slipway_common.base.clock import utc_now
 from tests.support.harness import Place, publisher, until
 from tests.support.pool_events import rolled_back

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from slipway_client.cli.main import app
 from slipway_common.web import problem
 from slipway_common.web.problem import Problem
-from tests.support.answers import CONFIG, POOL
+from tests.support.recorded import CONFIG, LEASE_POOL, POOL, changed
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = str(ROOT / "examples/slipway.yaml")
@@ -33,7 +33,7 @@ class Services:
         self.demand: dict[str, Any] = {}
         self.stores = True
         self.accounts: list[dict[str, Any]] = []
-        self.lease_pool = {"id": "theirs", "owner": "other", "archived": False, "pacing": None, "operations": {}}
+        self.lease_pool = changed(LEASE_POOL, id="theirs", owner="other", pacing=None)
         self.queries: list[dict[str, str]] = []
         self.refused = ""
         self.dangers: dict[str, list[str]] = {}
@@ -66,7 +66,7 @@ class Services:
             self.queries.append({"source": source, **request.query_params})
             if pool_id != "linux":
                 raise Problem(404, "unknown-source", "No such source of demand", f"pool {pool_id} has no {source!r}")
-            return {"pending": 5, "claimed": 1, "was_fresh": source == "live"}
+            return {"pool_id": pool_id, "source": source, "pending": 5, "claimed": 1, "was_fresh": source == "live"}
 
         @self.app.get("/{kind:path}")
         async def get(kind: str, request: Request) -> dict[str, Any]:
@@ -79,9 +79,7 @@ class Services:
                 return {"items": after if "declaration" in self.puts else [CONFIG]}
             if kind == "launch-configs":
                 lines = self.kept.get("declaration", [])
-                return {
-                    "items": [row for line in lines for row in line.get("worker_pool", {}).get("launch_configs", [])]
-                }
+                return {"items": [CONFIG for line in lines if "worker_pool" in line]}
             if kind == "declaration":
                 return {"accounts": [{"owner": "other", "spec": {"id": "sim-z"}}], "worker_pools": []}
             if kind == "accounts":
@@ -118,8 +116,9 @@ class Services:
                 raise Problem(409, "confirmation-required", "Confirmation needed", digest=digest, dangers=dangers)
             self.puts.append(kind)
             self.kept[kind] = body
-        return {
-            "items": changes,
+        rest: dict[str, Any] = {"costs": [], "unpriced": []} if kind == "declaration" else {}
+        return rest | {
+            "items": changes if kind == "declaration" else [change | {"fields": {}} for change in changes],
             "more": self.more,
             "unchanged": 0,
             "digest": digest,

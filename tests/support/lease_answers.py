@@ -1,6 +1,6 @@
 """A lease-broker that answers from a table, including the answers of a broker in trouble, and records its requests.
 
-Every lease and pool has all fields of a real one: `tests/contract/test_commands.py` compares them.
+Leases are granted by the code of the real broker, and its pool is a recorded one.
 """
 
 import asyncio
@@ -11,13 +11,20 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from tests.support.answers import LEASE_POOL, serving
+from slipway_api.http.lease_pools import LeasePoolTerms
 from tests.support.held_lease import HeldLease
+from tests.support.recorded import LEASE_POOL, serving
 
 Answer = tuple[int, dict[str, Any]]
 LEASE = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
 HANDLE = f"{LEASE}:7"
 POOL = LEASE_POOL | {"id": "aws-ci", "limit": 50, "limit_in_force": 50, "held": 0, "waiting": 0}
+CHANGED = {name: value for name, value in POOL.items() if name in LeasePoolTerms.__struct_fields__} | {
+    "pinned": False,
+    "result": "updated",
+    "revision": 4,
+}
+"""Answer to a change of the pool."""
 ACQUIRE = "POST /lease-pools/aws-ci/leases"
 RENEW = f"POST /leases/{LEASE}/renew"
 RELEASE = f"POST /leases/{LEASE}/release"
@@ -78,7 +85,7 @@ class LeaseBroker:
             RENEW: [lease()],
             RELEASE: [RELEASED],
             "GET /lease-pools": [(200, {"items": [POOL]})],
-            UNLEASED: [(200, {})],
+            UNLEASED: [(200, {"charged": 0, "items": []})],
             TOKEN: [(200, {"token": "secret-of-the-lease"})],
         }
 

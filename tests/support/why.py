@@ -1,7 +1,27 @@
-"""A world to be explained: a pool, its decision, a worker, its lease."""
+"""A world to be explained: a pool, its decision, a worker, its lease; fields that a test does not give are as recorded,
+or as of something that nothing has happened to."""
 
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
+
+import msgspec
+
+from slipway_api.http.lease_broker import Lease, LeaseDecision
+from slipway_api.http.lease_pools import LeasePool
+from slipway_api.http.provisioner.accounts import AccountDetails
+from slipway_api.http.provisioner.decisions import Decision
+from slipway_api.http.provisioner.declaration import RollbackPreview
+from slipway_api.http.provisioner.demand import DemandSource
+from slipway_api.http.provisioner.launch_configs import LaunchConfigDetails
+from slipway_api.http.provisioner.pools import LaunchStop, Pool
+from slipway_api.http.provisioner.workers import ConsoleOutput, WorkerDetails, WorkerWorkspace
+from slipway_client.view.why import configs as why_configs
+from slipway_client.view.why import leases as why_leases
+from slipway_client.view.why import pools as why_pools
+from slipway_client.view.why import workers as why_workers
+from slipway_client.view.why.explanation import Explanation
+from tests.support.recorded import row, rows
 
 NOW = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
 
@@ -154,3 +174,171 @@ CALM = DECISION | {
 }
 LAUNCH_STOP = {"scope": "all", "scope_id": "", "reason": "bad image", "by": "me", "until": None, "at": ago(9)}
 FREE = LEASE_POOL | {"held": 3, "waiting": 0}
+
+
+Row = dict[str, Any]
+Rows = Iterable[Row]
+_UNTOUCHED: Final[Row] = {
+    "proven": True,
+    "tripped_stage": None,
+    "tripped_by": None,
+    "tripped_by_id": None,
+    "tripped_since": None,
+    "starting": 0,
+    "running": 0,
+    "live": 0,
+    "shared": [],
+    "recent_failures": [],
+    "recent_errors": [],
+}
+_SHARED: Final[Row] = {"unconfirmed": 0, "reason": "", "window": None, "stage": "boot"}
+_REQUESTED: Final[Row] = dict.fromkeys(
+    ("launched_at", "registered_at", "instance_id", "lease", "batch", "workspace", "stopping_at", "ended_at")
+)
+_AT_ITS_LIMIT: Final[Row] = {"reason": "", "limit_in_force": None}
+_WORKSPACE: Final[Row] = dict.fromkeys(WorkerWorkspace.__struct_fields__) | {
+    "id": "w-1",
+    "phase": "launching",
+    "failed_runs": 1,
+    "rejected_states": 0,
+    "state_problem": "",
+}
+_NOTE: Final[Row] = {"weight": 1.0, "room": 0, "limited_by": "", "launched": 0}
+_CONSOLE: Final[Row] = {
+    "image_revision": "linux-1",
+    "pool_id": "linux",
+    "launch_config_id": "zone-a",
+    "batch_id": "b-1",
+    "worker_id": "w-1",
+    "attempts": 1,
+    "requested_at": ago(60),
+    "settled_at": None,
+    "resolved_at": None,
+    "lines": [],
+    "problem": "",
+}
+
+
+def of(config: Row) -> LaunchConfigDetails:
+    shared = [_SHARED | one for one in config.get("shared") or ()]
+    return row(LaunchConfigDetails, _UNTOUCHED, config, shared=shared)
+
+
+def _decisions(given: Rows) -> list[Decision]:
+    return [_decision(one) for one in given]
+
+
+def _decision(given: Row) -> Decision:
+    details = {"reason": ""} | given["details"]
+    if "configs" in details:
+        details["configs"] = {id_: _NOTE | note for id_, note in details["configs"].items()}
+    return msgspec.convert({"pool_id": "linux", "times": 1} | given | {"details": details}, Decision)
+
+
+def of_pool(
+    pool: Row,
+    decisions: Rows,
+    configs: Rows,
+    launch_stops: Rows,
+    lease_pools: Rows,
+    *,
+    sources: Rows,
+    calculator: str,
+    broker: str = "",
+    rollback: Row | None = None,
+    accounts: Rows = (),
+    now: datetime,
+) -> Explanation:
+    return why_pools.of_pool(
+        row(Pool, pool),
+        _decisions(decisions),
+        list(map(of, configs)),
+        rows(LaunchStop, launch_stops),
+        _pools(lease_pools),
+        sources=rows(DemandSource, sources),
+        calculator=calculator,
+        broker=broker,
+        rollback=None if rollback is None else row(RollbackPreview, rollback),
+        accounts=rows(AccountDetails, accounts),
+        now=now,
+    )
+
+
+def of_config(
+    config: Row,
+    pool: Row,
+    launch_stops: Rows,
+    lease_pools: Rows,
+    *,
+    siblings: Rows = (),
+    rollback: Row | None = None,
+    accounts: Rows = (),
+    decisions: Rows = (),
+    now: datetime,
+) -> Explanation:
+    return why_configs.of_config(
+        of(config),
+        row(Pool, pool),
+        rows(LaunchStop, launch_stops),
+        _pools(lease_pools),
+        siblings=list(map(of, siblings)),
+        rollback=None if rollback is None else row(RollbackPreview, rollback),
+        accounts=rows(AccountDetails, accounts),
+        decisions=_decisions(decisions),
+        now=now,
+    )
+
+
+def of_image(
+    revision: str,
+    configs: Rows,
+    rollback: Row | None = None,
+    *,
+    newest: Sequence[Rows] = (),
+    consoles: Rows = (),
+    now: datetime,
+) -> Explanation:
+    return why_configs.of_image(
+        revision,
+        list(map(of, configs)),
+        None if rollback is None else row(RollbackPreview, rollback),
+        newest=list(map(_decisions, newest)),
+        consoles=_consoles(consoles),
+        now=now,
+    )
+
+
+def of_worker(
+    worker: Row,
+    decision: Row | None,
+    lease_pool: Row | None,
+    *,
+    config: Row | None = None,
+    consoles: Rows = (),
+    now: datetime,
+) -> Explanation:
+    workspace = worker.get("workspace")
+    return why_workers.of_worker(
+        row(WorkerDetails, _REQUESTED, worker | {"workspace": workspace and _WORKSPACE | workspace}),
+        None if decision is None else _decision(decision),
+        None if lease_pool is None else _pools([lease_pool])[0],
+        config=None if config is None else of(config),
+        consoles=_consoles(consoles),
+        now=now,
+    )
+
+
+def of_lease_pool(pool: Row, configs: Rows, *, now: datetime) -> Explanation:
+    return why_leases.of_lease_pool(_pools([pool])[0], list(map(of, configs)), now=now)
+
+
+def of_lease(lease: Row, history: Rows, *, now: datetime) -> Explanation:
+    return why_leases.of_lease(row(Lease, {"reason": ""}, lease), rows(LeaseDecision, history), now=now)
+
+
+def _pools(given: Rows) -> list[LeasePool]:
+    return [row(LeasePool, _AT_ITS_LIMIT, one) for one in given]
+
+
+def _consoles(given: Rows) -> list[ConsoleOutput]:
+    return [msgspec.convert(_CONSOLE | one, ConsoleOutput) for one in given]

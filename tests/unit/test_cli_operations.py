@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from slipway_client.cli.main import app
 from slipway_common.web import problem
 from slipway_common.web.problem import Problem
-from tests.support.answers import DEAD_LETTER, NOWHERE, STOPPED_PARTITION, TOPIC, serving
+from tests.support.recorded import DEAD_LETTER, NOWHERE, STOPPED_PARTITION, TOPIC, serving
 
 
 @pytest.fixture(scope="module")

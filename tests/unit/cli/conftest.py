@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.answers import serving
 from tests.support.cli_services import Services
+from tests.support.recorded import serving
 
 
 @pytest.fixture(scope="module")

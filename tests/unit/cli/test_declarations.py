@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from slipway_client.cli.commands.declared import DECLARED_ALREADY
 from slipway_client.cli.main import app
-from tests.support.answers import CONFIG
 from tests.support.cli_services import EXAMPLE, NOWHERE, ROOT, Services, slipway
+from tests.support.recorded import ACCOUNT, CONFIG, changed
 
 
 @pytest.mark.parametrize("output", ["table", "json"])
@@ -21,7 +21,7 @@ def test_an_apply_shows_what_it_replaces(services: Services, url: str, output: s
     services.replaced = CONFIG | {"id": "zone-a@8b1d00", "image_revision": "linux-2", "proven": False}
     made = slipway("apply", EXAMPLE, "--replace", "rolling", "-o", output, url=url)
     assert made.exit_code == 0
-    assert {"name": CONFIG["name"]} in services.queries  # other launch configs are not read
+    assert {"name": CONFIG["name"], "limit": "1000"} in services.queries  # other launch configs are not read
     if output == "json":
         (config,) = [change for change in json.loads(made.stdout) if change["kind"] == "launch config"]
         (old,) = config["replacement"]["replaces"]
@@ -94,6 +94,9 @@ ACCOUNT_OF_AWS: Final = """accounts:
 PACED_BY_AWS: Final = {"interval_seconds": 0.5, "burst": 1}
 
 
+LAUNCH: Final = {"weight": 1, "reserved_units": 0, "max_wait_seconds": None, "pacing": None}
+
+
 def launch_pacing(services: Services) -> Any:
     """Pacing of launches that was applied to the lease pool aws-main."""
     ((declared,),) = (document["lease_pools"] for document in services.kept["lease-pools"]["documents"])
@@ -110,9 +113,7 @@ def test_apply_paces_launches_by_the_provider_of_their_account(services: Service
     assert slipway("apply", str(both), url=url).exit_code == 0
     assert launch_pacing(services) == PACED_BY_AWS
     assert slipway("apply", str(both), url=url).stdout == "no changes\n"
-    services.accounts = [
-        {"id": "aws-main", "owner": "both.yaml", "provider": "aws", "lease_pool_id": "aws-main", "removed": False}
-    ]
+    services.accounts = [changed(ACCOUNT, id="aws-main", owner="both.yaml", provider="aws", lease_pool_id="aws-main")]
     assert slipway("apply", str(pools), url=url).exit_code == 0
     assert launch_pacing(services) == PACED_BY_AWS
     pools.write_text(POOL_OF_AWS.replace("limit: 50", "limit: 50, pacing: 'off'"))
@@ -136,7 +137,7 @@ def test_launches_stay_paced_while_the_provisioner_is_unavailable(services: Serv
     """Lease pools are applied without it: their launches do not fall back to the default."""
     pools = tmp_path / "pools.yaml"
     pools.write_text(POOL_OF_AWS)
-    services.lease_pool |= {"id": "aws-main", "operations": {"launch": {"pacing": PACED_BY_AWS}}}
+    services.lease_pool |= {"id": "aws-main", "operations": {"launch": LAUNCH | {"pacing": PACED_BY_AWS}}}
     answer = slipway("--provisioner", NOWHERE, "--lease-broker", url, "apply", str(pools))
     assert answer.exit_code == 0
     assert launch_pacing(services) == PACED_BY_AWS

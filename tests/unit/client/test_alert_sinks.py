@@ -139,7 +139,8 @@ class Deliveries:
         self.stopping = asyncio.Event()
         self.delivery = Delivery(Sink(name="s", body=lambda alert, _: alert, send=self._send), self.stopping)
 
-    async def _send(self, alert: Alert, _: str) -> Problem | None:
+    async def _send(self, alert: object, _: str) -> Problem | None:
+        assert isinstance(alert, Alert)
         self.tries.append(alert.subject_id)
         if (problem := self.problems.get(alert.subject_id)) is None:
             self.taken.append((type(alert).__name__, alert.subject_id))

@@ -10,21 +10,10 @@ from slipway_client.cli.browser import Browser
 from slipway_client.cli.watching import Watch, fetcher
 from slipway_client.transport.http import Api
 from slipway_client.view.navigation import Place
-from tests.support.answers import ANSWERS, AT, CONFIG_ID, ID, NOWHERE, TWIN, environment, served
 from tests.support.harness import until
+from tests.support.recorded import ANSWERS, CONFIG_ID, ID, NOWHERE, RECORDED, environment, served
 
-HELD = {
-    "lease_id": TWIN,
-    "lease_pool_id": "sim-a",
-    "tenant": "ci",
-    "operation": "install",
-    "state": "confirmed",
-    "units": 1,
-    "fencing_token": 7,
-    "granted_at": AT,
-    "expires_at": AT,
-    "hold_until": AT,
-}
+HELD = RECORDED["leases"]["items"][0]
 SERVICES = ("provisioner", "weight-calculator", "lease-broker")
 
 
@@ -63,7 +52,9 @@ async def test_what_cannot_be_read_is_the_text_of_its_page(api: Api, monkeypatch
     assert away.sentences[0].startswith(f"the provisioner at {NOWHERE} is unavailable")
     monkeypatch.setitem(ANSWERS, "workers", {"things": []})
     strange = await page_reader.read(api, Place("pool", "linux"))
-    assert strange.sentences == ["The answers are not from services of this version: KeyError('items')"]
+    assert strange.sentences[0].endswith(
+        "not that of a Slipway service of this version: Object missing required field `items`"
+    )
 
 
 async def test_keys_open_a_page_and_a_pause_holds_the_screen(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

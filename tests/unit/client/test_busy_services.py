@@ -1,5 +1,6 @@
 """Clients of ours that are answered 429: each asks again, once the time has passed that the answer names."""
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,15 +10,18 @@ from typing import Any, Final
 import pytest
 from fastapi import FastAPI, Request, Response
 
+from slipway_api.http.lease_broker import Lease
+from slipway_api.http.pages import Items
 from slipway_client.cli.watching import fetcher
 from slipway_client.leases.admission import Admission, FailOpen
 from slipway_client.leases.broker import Broker
 from slipway_client.leases.gang import GangRequest
 from slipway_client.leases.session import Session
 from slipway_client.leases.state import State
-from slipway_client.leases.terms import Gang, Lease, Member, Wanted
+from slipway_client.leases.terms import Gang, Member, Wanted
 from slipway_client.transport.exchange import NoAnswer
-from slipway_client.transport.http import Api, Failed
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import Api
 from slipway_client.worker.core import Register
 from slipway_client.worker.imds import Identity
 from slipway_client.worker.provisioner import Provisioner
@@ -26,7 +30,7 @@ from slipway_common.base.clock import monotonic_seconds
 from slipway_common.web import problem
 from slipway_common.web.limits import Counted, too_many
 from tests.support import lease_answers
-from tests.support.answers import serving
+from tests.support.recorded import serving
 
 SECONDS: Final = 1.0
 """Time that the services ask for."""
@@ -65,22 +69,23 @@ def test_the_command_asks_again(served: tuple[Busy, str]) -> None:
     """With its whole body, and only after the time that it was asked to wait."""
     busy, url = served
     api, began = Api({"provisioner": url}), time.monotonic()
-    assert api.get("provisioner", "/pools") == {"items": ["pools"]}
+    assert api.get(Items[str], "provisioner", "/pools").items == ["pools"]
     assert time.monotonic() - began >= SECONDS
-    assert api.put_lines("provisioner", "/declaration", lambda: iter([b"a\n", b"b\n"])) == {"items": ["declaration"]}
+    lines = api.put_lines(Items[str], "provisioner", "/declaration", lambda: iter([b"a\n", b"b\n"]))
+    assert lines.items == ["declaration"]
     assert busy.received[2:] == [("declaration", b"a\nb\n")] * 2
 
 
 def test_the_command_does_not_wait_for_ever(served: tuple[Busy, str]) -> None:
     busy, url = served
     with pytest.raises(Failed, match="Too many requests of this token") as failed:
-        Api({"provisioner": url}, timeout_seconds=SECONDS / 2).get("provisioner", "/pools")
+        Api({"provisioner": url}, timeout_seconds=SECONDS / 2).get(object, "provisioner", "/pools")
     assert (failed.value.slug, len(busy.received)) == ("too-many-requests", 1)
 
 
 async def test_the_screen_asks_again(served: tuple[Busy, str]) -> None:
     async with fetcher({"provisioner": served[1]}, {}) as fetch:
-        assert await fetch("provisioner", "/pools") == {"items": ["pools"]}
+        assert json.loads(await fetch("provisioner", "/pools")) == {"items": ["pools"]}
 
 
 @pytest.mark.parametrize("kind", ["lease", "gang"])

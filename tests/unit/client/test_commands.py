@@ -9,10 +9,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
+from slipway_api.http.provisioner.workers import WorkerWorkspace
 from slipway_client.cli import options
 from slipway_client.cli.commands import demand, doctor, workers
 from slipway_client.cli.main import app
@@ -20,7 +22,7 @@ from slipway_client.transport.http import ADVICE
 from slipway_client.view import moments
 from slipway_client.view.diagnosis import Finding
 from slipway_common.base.clock import monotonic_seconds, utc_now
-from tests.support.answers import (
+from tests.support.recorded import (
     ACCOUNT,
     ANSWERS,
     AT,
@@ -130,9 +132,9 @@ def test_pauses_are_lifted(services: Services, url: str) -> None:
 
 
 ACCOUNT_COMMANDS = [
-    ("retire", f"account {ID} is retired; 2 machines may still run there: `slipway account show {ID}`\n"),
-    ("reinstate", f"account {ID} is reinstated; it launches again once it answers\n"),
-    ("confirm-unresponsive", f"11 unresponsive workers of account {ID} asked to stop\n"),
+    ("retire", "account sim-a is retired; 2 machines may still run there: `slipway account show sim-a`\n"),
+    ("reinstate", "account sim-a is reinstated; it launches again once it answers\n"),
+    ("confirm-unresponsive", "11 unresponsive workers of account sim-a asked to stop\n"),
 ]
 
 
@@ -146,7 +148,7 @@ def test_commands_on_an_account(services: Services, url: str, command: str, prin
 
 def test_an_account_that_is_retired_twice(url: str) -> None:
     again = slipway("account", "retire", "ci/a", "--reason", "again", url=url).stdout
-    assert again.startswith(f"account {ID} is retired already, and nothing was changed; 2 machines")
+    assert again.startswith("account sim-a is retired already, and nothing was changed; 2 machines")
 
 
 def test_an_account_with_what_may_still_run(url: str) -> None:
@@ -248,8 +250,21 @@ def test_an_accepted_call_is_shown_until_it_is_resolved(
 
 def test_the_workspace_of_a_worker_is_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without what is empty."""
-    workspace = {"id": TWIN, "phase": "destroying", "run": None, "failed_runs": 3, "problem": "no", "saved_at": AT}
-    shown = {"workspace": workspace | {"resources": ["aws_instance.worker", "aws_eip.worker"]}}
+    workspace = WorkerWorkspace(
+        id=TWIN,
+        phase="destroying",
+        run=None,
+        locked_until=None,
+        next_run_at=None,
+        failed_runs=3,
+        problem="no",
+        saved_at=datetime.fromisoformat(AT),
+        refreshed_at=None,
+        resources=["aws_instance.worker", "aws_eip.worker"],
+        rejected_states=0,
+        state_problem="",
+    )
+    shown = {"workspace": msgspec.to_builtins(workspace)}
     monkeypatch.setitem(ANSWERS, f"workers/{ID}", ANSWERS[f"workers/{ID}"] | shown)
     lines = slipway("worker", "show", ID, url=url).stdout.splitlines()
     named = dict(line.split("  ", 1) for line in lines if line.startswith("workspace"))
@@ -380,7 +395,7 @@ def test_details_are_shown(url: str) -> None:
     config = slipway("lc", "show", "zone-a", url=url).stdout
     assert any(line.split() == ["settings.disk", "gb", "40"] for line in config.splitlines())
     (boot,) = (line.split() for line in config.splitlines() if line.startswith("boot "))
-    assert boot == ["boot", "1", "2", "9", "0.97"]
+    assert boot == ["boot", "1", "2", "9", "0.95"]
     assert f"{ID}  InsufficientCapacity" in config
     decision = slipway("decision", "show", DECISION, url=url).stdout
     (lost,) = (line.split() for line in decision.splitlines() if line.startswith("zone-b"))

@@ -3,6 +3,9 @@
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
+from slipway_api.http.service import DeadLetterContent
 from slipway_client.view.dead_letter import BYTES_MAX, CHARACTERS_MAX, lines
 
 NOW = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
@@ -14,6 +17,7 @@ LETTER: dict[str, Any] = {
     "state": "dead",
     "reason": "no pool linux",
     "at": "2026-08-01T14:29:05Z",
+    "record_at": "2026-08-01T14:29:05Z",
     "undecoded": False,
     "key": b"linux/queue".hex(),
     "value": b'{"pending": 1}'.hex(),
@@ -22,7 +26,7 @@ LETTER: dict[str, Any] = {
 
 
 def shown(**changes: Any) -> list[str]:
-    return list(lines(LETTER | changes, now=NOW))
+    return list(lines(msgspec.convert(LETTER | changes, DeadLetterContent), now=NOW))
 
 
 def test_text() -> None:

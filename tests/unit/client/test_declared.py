@@ -9,16 +9,17 @@ from fastapi import FastAPI
 from typer.testing import CliRunner
 
 from slipway_client.cli.main import app as commands
-from tests.support.answers import environment, serving
+from tests.support.recorded import environment, serving
 
+COST: Final[dict[str, Any]] = {"mode": "enforce", "cost": "2", "unknown": []}
 ANSWER: Final[dict[str, Any]] = {
     "items": [{"kind": "worker pool", "id": "linux", "result": "created", "detail": ""}],
     "more": 0,
     "unchanged": 0,
     "digest": "d1gest",
     "dangers": [],
-    "costs": [{"text": f"pool {id_} may cost up to 2 an hour"} for id_ in ("linux", "other")],
-    "unpriced": [{"text": "pool linux: launches of m9.huge would be refused"}],
+    "costs": [COST | {"pool": id_, "text": f"pool {id_} may cost up to 2 an hour"} for id_ in ("linux", "other")],
+    "unpriced": [{"pool": "linux", "kinds": ["m9.huge"], "text": "pool linux: launches of m9.huge would be refused"}],
     "applied": False,
 }
 FILE: Final = """
@@ -40,7 +41,7 @@ def url() -> Iterator[str]:
 
     @app.get("/provisioner/declaration")
     async def accounts() -> dict[str, Any]:
-        return {"accounts": [{"spec": {"id": "sim-a"}}]}
+        return {"accounts": [{"owner": "", "spec": {"id": "sim-a"}}]}
 
     with serving(app) as url:
         yield url

@@ -6,8 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_client.view.diagnosis import FAIL, NOTE, OK, WARN, Finding, Gathered, ServiceAnswer, diagnose, healthy
-from tests.support.answers import ACCOUNT
+from slipway_api.http.provisioner.accounts import Account
+from slipway_api.http.provisioner.launch_configs import LaunchConfig
+from slipway_api.http.provisioner.pools import LaunchStop, Pool
+from slipway_api.http.provisioner.recovery import Deployment
+from slipway_api.http.service import ListedAlert, ServiceStatus
+from slipway_client.view import diagnosis
+from slipway_client.view.diagnosis import FAIL, NOTE, OK, WARN, Finding, Gathered, ServiceAnswer, healthy
+from tests.support.recorded import ACCOUNT, LISTED_ALERT, row
 
 NOW = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
 SERVICES = ("provisioner", "weight-calculator", "lease-broker")
@@ -23,6 +29,7 @@ def status(service: str) -> dict[str, Any]:
         "now": NOW.isoformat(),
         "database_now": NOW.isoformat(),
         "schema_revision": "0001",
+        "database_tls": True,
         "partitions": [],
         "dead_letters": 0,
         "outbox_oldest_seconds": 0.0,
@@ -31,8 +38,14 @@ def status(service: str) -> dict[str, Any]:
     }
 
 
+PARTITION = {"partition": 0, "owned": True, "next_offset": 0, "end_offset": 0, "lag": 0}
+
+
 def answer(name: str, **fields: Any) -> ServiceAnswer:
-    return ServiceAnswer(url="http://there", status=status(name) | fields, asked_at=NOW, answered_at=NOW)
+    given = status(name) | fields
+    given["partitions"] = [PARTITION | partition for partition in given["partitions"]]
+    known = row(ServiceStatus, given)
+    return ServiceAnswer(url="http://there", status=known, asked_at=NOW, answered_at=NOW)
 
 
 WELL = Gathered(
@@ -42,7 +55,7 @@ WELL = Gathered(
     differences=[],
     heartbeats=dict.fromkeys(SERVICES, NOW),
     alerts=[],
-    deployment={"id": "slipway-4be1c07d2a9f4e10", "incarnation": "8a1f"},
+    deployment=Deployment(id="slipway-4be1c07d2a9f4e10", incarnation="8a1f"),
     launch_stops=[],
     pools=[],
     configs=[],
@@ -52,6 +65,7 @@ UNAVAILABLE = ServiceAnswer(
     url="http://there", error="the provisioner at http://there does not answer", asked_at=NOW, answered_at=NOW
 )
 CONFIG = {
+    "live": 0,
     "id": "zone-a",
     "pool_id": "linux",
     "account_id": "sim-a",
@@ -74,6 +88,20 @@ def of_provisioner(**fields: Any) -> dict[str, Any]:
 
 def at(seconds: float) -> str:
     return (NOW + timedelta(seconds=seconds)).isoformat()
+
+
+def diagnose(seen: Gathered) -> list[Finding]:
+    """Findings on rows of which tests give the fields that matter; the others are as recorded."""
+    alerts: Any = seen.alerts
+    given: dict[str, tuple[type, Any]] = {
+        "launch_stops": (LaunchStop, seen.launch_stops),
+        "accounts": (Account, seen.accounts),
+        "pools": (Pool, seen.pools),
+        "configs": (LaunchConfig, seen.configs),
+    }
+    typed = {name: rows and [row(type_, one) for one in rows] for name, (type_, rows) in given.items()}
+    listed = alerts and [msgspec.convert(LISTED_ALERT | one, ListedAlert) for one in alerts]
+    return diagnosis.diagnose(msgspec.structs.replace(seen, alerts=listed, **typed))
 
 
 def test_everything_is_ok() -> None:
@@ -102,7 +130,7 @@ def test_everything_is_ok() -> None:
 
 def test_alerts_are_graded_by_severity() -> None:
     """Pages come first. A notice needs nobody, unless a whole pool is tripped."""
-    notice = {"kind": "recovered", "summary": "zone-b recovered", "severity": "notice"}
+    notice = {"kind": "recovered", "summary": "zone-b recovered", "severity": "notice", "since": at(-10)}
     pool = {
         "kind": "pool-tripped",
         "summary": "all configs of linux are tripped",

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from slipway_api.http.lease_pools import LeasePace, LeasePool
 from slipway_client.cli.launch_pacing import Launches, hints, pace_launches, slowest, unpaced
+from tests.support.recorded import row
 
 RATES = {"aws": 2.0, "slow": 0.1, "process": None}
 LAUNCH = {"weight": 1, "pacing": None}
@@ -12,6 +14,10 @@ LAUNCH = {"weight": 1, "pacing": None}
 
 def pool(name: str, **terms: Any) -> dict[str, Any]:
     return {"id": name, "pacing": None, "operations": {}} | terms
+
+
+def listed(name: str, **terms: Any) -> LeasePool:
+    return row(LeasePool, pool(name, **terms))
 
 
 DECLARED = [
@@ -40,12 +46,12 @@ def test_launches_are_paced_at_the_rate_of_the_provider() -> None:
 def test_the_slowest_provider_of_a_pool_counts() -> None:
     """Any of its accounts may launch all of its units."""
     rates = slowest([Launches("x", "a", "aws"), Launches("y", "a", "slow"), Launches("z", "a", "process")], RATES)
-    assert rates["a"].pacing == {"interval_seconds": 10, "burst": 1}
+    assert rates["a"].pacing == LeasePace(interval_seconds=10)
 
 
 def test_a_pool_that_is_declared_elsewhere_gets_a_hint() -> None:
     """With the command that paces its launches."""
     rates = slowest([Launches("aws-main", "a", "aws")], RATES)
-    (hint,) = hints([pool("a"), pool("b"), pool("c", pacing="off")], rates)
+    (hint,) = hints([listed("a"), listed("b"), listed("c", pacing="off")], rates)
     assert "`slipway lease set a --pacing 0.5s --operation launch --reason …`" in hint
-    assert list(hints([pool("a", pacing="off")], rates)) == []
+    assert list(hints([listed("a", pacing="off")], rates)) == []

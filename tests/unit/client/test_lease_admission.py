@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from slipway_api.http.lease_broker import QueuedRequest
 from slipway_client.leases import admission
 from slipway_client.leases.admission import (
     FIRST_ANSWER_SECONDS,
@@ -21,9 +22,14 @@ from slipway_client.leases.admission import (
     Wait,
     next_step,
 )
-from slipway_client.leases.terms import Waiting
 
-QUEUED = Waiting(position=3, eta_seconds=60.0, retry_after_seconds=12.0)
+
+def waiting(**fields: Any) -> QueuedRequest:
+    usual = {"eta_seconds": None, "retry_after_seconds": 1.0, "reason": "", "cause": "full", "held_until": None}
+    return QueuedRequest(request_id="r", **usual | fields)
+
+
+QUEUED = waiting(position=3, eta_seconds=60.0, retry_after_seconds=12.0)
 
 
 def begun(**changes: Any) -> Admission:
@@ -176,8 +182,7 @@ SEEN = {
 
 
 def waits(state: Admission, code: str, at: float) -> Admission:
-    waiting = Waiting(position=1, cause=code)
-    return admission.waits(state, waiting, asked_at=at, wait_seconds=0.0, now=at)
+    return admission.waits(state, waiting(position=1, cause=code), asked_at=at, wait_seconds=0.0, now=at)
 
 
 def always(wait: float, chance: float) -> Admission:

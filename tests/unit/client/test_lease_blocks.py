@@ -66,7 +66,9 @@ async def test_a_block_that_does_not_check_outlives_its_lease(broker: LeaseBroke
     """It is charged until the end of its hold, or its own."""
     broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds=0.6)]
     broker.answers[RENEW] = [problem(410, "lease-ended", reason="lost")]
-    broker.answers[UNLEASED] = [(200, {"items": [lease_answers.lease(lease_id="l-0", fencing_token=8)[1]]})]
+    broker.answers[UNLEASED] = [
+        (200, {"charged": 1, "items": [lease_answers.lease(lease_id="l-0", fencing_token=8)[1]]})
+    ]
     broker.answers["POST /leases/l-0/release"] = [lease_answers.RELEASED]
     async with lease("aws-ci", **options) as held:
         await asyncio.wait_for(held.lost.wait(), SECONDS)

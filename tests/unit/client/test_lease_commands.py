@@ -3,15 +3,18 @@
 import json
 import shlex
 import subprocess
+from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
+from slipway_api.http.lease_pools import LeasePoolReport, OtherTerms, ThrottledBand
 from slipway_client.cli.main import app
 from slipway_client.leases import lease
 from tests.support import lease_answers
-from tests.support.lease_answers import ACQUIRE, HANDLE, LEASE, RELEASE, RENEW, LeaseBroker, problem, waiting
+from tests.support.lease_answers import ACQUIRE, CHANGED, HANDLE, LEASE, RELEASE, RENEW, LeaseBroker, problem, waiting
 from tests.support.lease_commands import CANCEL, NOWHERE, run
 
 
@@ -244,7 +247,7 @@ def test_a_pool_is_changed_with_a_reason(
     broker: LeaseBroker, environment: dict[str, str], command: tuple[str, ...], body: Any
 ) -> None:
     """Terms that are not named stay unchanged."""
-    broker.answers["PATCH /lease-pools/aws-ci"] = [(200, {"id": "aws-ci", "revision": 4})]
+    broker.answers["PATCH /lease-pools/aws-ci"] = [(200, CHANGED)]
     assert slipway(environment, *command).exit_code == 2
     received = slipway(environment, *command, "--reason", "why")
     done = {"pin": "pinned", "unpin": "unpinned"}.get(command[0], "changed")
@@ -256,7 +259,7 @@ def test_a_limit_that_is_more_than_doubled_is_confirmed(broker: LeaseBroker, env
     """Without the digest nothing is changed, and the command to repeat is printed."""
     dangers = ["lease pool aws-ci: the maximum grows from 40 to 100"]
     refused = problem(409, "confirmation-required", digest="0123456789ab", dangers=dangers)
-    broker.answers["PATCH /lease-pools/aws-ci"] = [refused, (200, {"id": "aws-ci", "revision": 4})]
+    broker.answers["PATCH /lease-pools/aws-ci"] = [refused, (200, CHANGED)]
     command = ("set", "aws-ci", "--limit", "100", "--reason", "more quota")
     answer = slipway(environment, *command)
     assert answer.exit_code == 4
@@ -276,7 +279,10 @@ def test_a_pool_is_drained_and_grants_again(broker: LeaseBroker, environment: di
 
 
 def test_a_gang_is_one_request(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    granted = {"leases": [lease_answers.lease()[1], lease_answers.lease(lease_id="l-2", fencing_token=1)[1]]}
+    granted = {
+        "request_id": "g",
+        "leases": [lease_answers.lease()[1], lease_answers.lease(lease_id="l-2", fencing_token=1)[1]],
+    }
     broker.answers["POST /lease-gangs"] = [waiting(), (200, granted)]
     members = ("--member", "aws-ci", "--member", "quay:10")
     received = slipway(environment, "gang", *members, "--request-id", "g", "--hold", "5m")
@@ -339,29 +345,62 @@ def test_a_capped_hold_is_logged(broker: LeaseBroker, environment: dict[str, str
     capped = slipway(environment, "acquire", "--pool", "aws-ci", "--hold", "30m")
     assert (capped.stdout, words in capped.stderr) == (f"{HANDLE}\n", True)
     assert words in run(environment, "--hold", "30m", "--", "true").stderr
-    broker.answers["POST /lease-gangs"] = [(200, {"leases": [lease_answers.lease()[1]]})]
+    broker.answers["POST /lease-gangs"] = [(200, {"request_id": "g", "leases": [lease_answers.lease()[1]]})]
     assert words in slipway(environment, "gang", "--member", "aws-ci", "--hold", "30m").stderr
     for given in (("--hold", "20m"), ()):
         assert slipway(environment, "acquire", "--pool", "aws-ci", *given).stderr == ""
 
 
-@pytest.mark.parametrize("body", [{"detail": "Not Found"}, problem(404, "not-found")[1] | {"title": "Not Found"}])
-def test_a_wrong_address_is_reported(broker: LeaseBroker, environment: dict[str, str], body: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [({"detail": "Not Found"}, ""), (problem(404, "not-found")[1] | {"title": "Not Found"}, " Not Found")],
+)
+def test_a_wrong_address_is_reported(
+    broker: LeaseBroker, environment: dict[str, str], body: dict[str, Any], found: str
+) -> None:
     """Either another server answers there, or a Slipway service that has no such path."""
     broker.answers[ACQUIRE] = [(404, body)]
     received = slipway(environment, "acquire", "--pool", "aws-ci")
     where = f"{environment['SLIPWAY_LEASE_BROKER_URL']}/lease-pools/aws-ci/leases"
     assert received.exit_code == 78
-    assert f"POST {where} answered 404 Not Found: is it a lease-broker?" in received.stderr
+    assert f"POST {where} answered 404{found}: is it a lease-broker?" in received.stderr
 
 
 def test_one_row_of_a_report_is_shown_as_pairs(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    bands = [{"units": 1, "starts": 4}, {"units": 2, "starts": 5}]
-    body = {"id": "aws-ci", "bands": bands, "what_if": [{"limit": 40, "wait_seconds_p95": 12.0}]}
-    broker.answers["GET /lease-pools/aws-ci/report"] = [(200, body)]
+    at = datetime(2026, 8, 1, tzinfo=UTC)
+    figures = LeasePoolReport(
+        id="aws-ci",
+        mode="enforce",
+        limit=50,
+        since=at,
+        until=at,
+        requests=9,
+        starts_per_minute_most=3,
+        throttled=0,
+        bands=[ThrottledBand(least=least, most=least, starts=4, throttled=0) for least in (1, 2)],
+        quiet_units=None,
+        spreads=[],
+        what_if=[
+            OtherTerms(
+                limit_units=40,
+                hold_seconds=1200.0,
+                interval_seconds=None,
+                waited=0,
+                never=0,
+                concurrency_most=2,
+                starts_per_minute_most=3,
+                cut_short=0,
+                wait_seconds_p50=0.0,
+                wait_seconds_p95=12.0,
+                wait_seconds_most=12.0,
+            )
+        ],
+    )
+    broker.answers["GET /lease-pools/aws-ci/report"] = [(200, msgspec.to_builtins(figures))]
     lines = slipway(environment, "report", "aws-ci").stdout.splitlines()
-    assert lines[lines.index("bands:") + 1].split() == ["units", "starts"]
-    assert lines[lines.index("what if:") + 1 :] == ["limit             40", "wait seconds p95  12"]
+    assert lines[lines.index("bands:") + 1].split() == ["least", "most", "starts", "throttled"]
+    pairs = lines[lines.index("what if:") + 1 :]
+    assert (pairs[0].split(), pairs[-1].split()) == (["limit", "units", "40"], ["wait", "seconds", "most", "12"])
 
 
 def test_a_drained_pool_has_no_other_mode(broker: LeaseBroker, environment: dict[str, str]) -> None:

@@ -28,7 +28,7 @@ COMMAND = [sys.executable, "-c", "from slipway_client.cli.main import app; app(p
 SECONDS: Final = 60.0
 # A request at the very beginning of its span, which would otherwise be half a minute of waiting.
 SOON: Final = next(f"r-{number}" for number in range(10_000) if Random(f"r-{number}").random() < 0.001)
-CHARGED = (200, {"items": [lease_answers.lease()[1]]})
+CHARGED = (200, {"charged": 1, "items": [lease_answers.lease()[1]]})
 
 
 @pytest.fixture

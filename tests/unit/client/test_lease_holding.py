@@ -9,10 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bench.leases.holds import Circumstances, hold, renewals_max
+from slipway_api.http.lease_broker import Lease
 from slipway_client.leases import holding
 from slipway_client.leases.admission import Wait
 from slipway_client.leases.holding import Doubt, LeaseEnd, Renew, next_step
-from slipway_client.leases.terms import Lease
 from tests.support.held_lease import HeldLease
 
 

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_api.http.lease_pools import LeasePool
 from slipway_client.leases import pace
 from slipway_client.leases.pace import Pace, slot
+from tests.support import recorded
 
 TWELVE = {"interval_seconds": 12.0, "burst": 1}
 POOL = {
@@ -23,7 +25,7 @@ POOL = {
 
 
 def seen(row: dict[str, Any], before: Pace | None = None) -> Pace:
-    return pace.seen(row, "install", before)
+    return pace.seen(recorded.row(LeasePool, {"limit_in_force": row["limit"]}, row), "install", before)
 
 
 def test_the_safe_rate_is_the_sustained_rate_of_the_limit() -> None:
@@ -38,8 +40,9 @@ def test_the_safe_rate_is_the_sustained_rate_of_the_limit() -> None:
 def test_the_pace_is_that_of_the_operation() -> None:
     """As the broker serves it: the default of a pool is computed in one place."""
     row = POOL | {"pacing_in_force": {"default": TWELVE, "operations": {"launch": {"interval_seconds": 0.5}}}}
-    assert pace.seen(row, "launch", None).interval_seconds == 0.5
-    assert pace.seen(row, "install", None).interval_seconds == 12
+    pool = recorded.row(LeasePool, row)
+    assert pace.seen(pool, "launch", None).interval_seconds == 0.5
+    assert pace.seen(pool, "install", None).interval_seconds == 12
 
 
 def test_a_pool_that_was_never_seen_admits_one_at_a_time() -> None:

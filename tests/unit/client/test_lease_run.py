@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from slipway_api.events.lease import ReplacedLease
+from slipway_api.http.lease_broker import Lease
 from slipway_client.leases.attempts import Attempt
 from slipway_client.leases.state import Spooled, State
-from slipway_client.leases.terms import Lease, Start, Wanted
+from slipway_client.leases.terms import Start, Wanted
 from tests.support import lease_answers
 from tests.support.lease_answers import ACQUIRE, LEASE, RELEASE, RENEW, UNLEASED, LeaseBroker, problem
 from tests.support.lease_commands import COMMAND, NOWHERE, SECONDS, TTL_SECONDS, run
@@ -192,7 +193,9 @@ def test_a_command_outlives_its_lost_lease(broker: LeaseBroker, environment: dic
     """The rest of its hold counts as an unleased start, under an id of the lease, until the command ends."""
     broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds=0.6)]
     broker.answers[RENEW] = [problem(410, "lease-ended", reason="lost")]
-    broker.answers[UNLEASED] = [(200, {"items": [lease_answers.lease(lease_id="l-0", fencing_token=8)[1]]})]
+    broker.answers[UNLEASED] = [
+        (200, {"charged": 1, "items": [lease_answers.lease(lease_id="l-0", fencing_token=8)[1]]})
+    ]
     broker.answers["POST /leases/l-0/release"] = [lease_answers.RELEASED]
     lost = "lease lost: lost; the command continues; the rest of its hold is charged as an unleased start"
     code, log = run_until(environment, lost, "--", "sh", "-c", "read line; exit 3")
@@ -201,7 +204,7 @@ def test_a_command_outlives_its_lost_lease(broker: LeaseBroker, environment: dic
         "request_id": f"lost-{LEASE}",
         "operation": "install",
         "units": 1,
-        "started_at": lease_answers.lease()[1]["granted_at"],
+        "started_at": datetime.fromisoformat(lease_answers.lease()[1]["granted_at"]).isoformat(),
         "hold_seconds": 1200.0,
         "cause": "lost",
     }
@@ -318,7 +321,9 @@ def test_unleased_starts_are_reported_when_the_broker_is_back(broker: LeaseBroke
     state = Path(environment["SLIPWAY_STATE_DIR"])
     (down,) = (state / "leases").iterdir()
     down.rename(State(state, environment["SLIPWAY_LEASE_BROKER_URL"], print).folder)
-    broker.answers[UNLEASED] = [(200, {"items": [lease_answers.lease(lease_id="l-0", fencing_token=1)[1]]})]
+    broker.answers[UNLEASED] = [
+        (200, {"charged": 1, "items": [lease_answers.lease(lease_id="l-0", fencing_token=1)[1]]})
+    ]
     broker.answers["POST /leases/l-0/release"] = [lease_answers.RELEASED]
     for _ in range(2):
         assert run(environment, "--", "true").returncode == 0
@@ -340,7 +345,7 @@ def test_a_start_is_kept_until_it_is_charged(broker: LeaseBroker, environment: d
         problem(403, "scope-missing"),
         problem(422, "clock-ahead"),
         problem(422, "invalid-request"),
-        (200, {}),
+        (200, {"charged": 1, "items": []}),
     ]
     assert run(environment, "--", "true").returncode == 0
     assert broker.count(UNLEASED) == 4
@@ -353,7 +358,9 @@ def test_unleased_starts_are_reported_before_a_request(broker: LeaseBroker, envi
     state = State(Path(environment["SLIPWAY_STATE_DIR"]), environment["SLIPWAY_LEASE_BROKER_URL"], print)
     start = Start(request_id="r-0", operation="install", units=1, started_at="2026-01-01T12:00:00+00:00")
     state.spool(Spooled(lease_pool_id="aws-ci", start=start, result="failed"))
-    broker.answers[UNLEASED] = [(200, {"items": [lease_answers.lease(lease_id="l-0", fencing_token=1)[1]]})]
+    broker.answers[UNLEASED] = [
+        (200, {"charged": 1, "items": [lease_answers.lease(lease_id="l-0", fencing_token=1)[1]]})
+    ]
     give_back = "POST /leases/l-0/release"
     broker.answers[give_back] = [problem(503, "unavailable"), problem(410, "lease-ended", reason="released")]
     assert run(environment, "--", "true").returncode == 0

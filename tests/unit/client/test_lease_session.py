@@ -17,12 +17,12 @@ from slipway_client.leases.state import State
 from slipway_client.leases.terms import Wanted
 from slipway_common.base.clock import monotonic_seconds
 from tests.support import lease_answers
-from tests.support.answers import serving
 from tests.support.harness import until
 from tests.support.lease_answers import ACQUIRE, RELEASE, RENEW, UNLEASED, LeaseBroker, problem
+from tests.support.recorded import serving
 
 UNAVAILABLE = problem(503, "unavailable")
-CHARGED = (200, {"items": [lease_answers.lease()[1]]})
+CHARGED = (200, {"charged": 1, "items": [lease_answers.lease()[1]]})
 SECONDS = 60.0
 
 
@@ -114,7 +114,7 @@ async def test_a_lease_granted_without_an_answer_is_held(broker: SlowBroker, ses
     only as long as it is renewed."""
     broker.answers_reports.set()
     granted = lease_answers.lease(ttl_seconds=0.3, hold_seconds=600.0)
-    broker.answers |= {UNLEASED: [(200, {"items": [granted[1]]})], RENEW: [granted]}
+    broker.answers |= {UNLEASED: [(200, {"charged": 1, "items": [granted[1]]})], RENEW: [granted]}
     assert isinstance(await session.acquire(), Unleased)
     holding = asyncio.create_task(session.hold())
     await until(lambda: broker.count(RENEW) > 1, "it is renewed")

@@ -6,14 +6,17 @@ from pathlib import Path
 import pytest
 
 from slipway_api.events.lease import ReplacedLease
+from slipway_api.http.lease_pools import LeasePool
 from slipway_client.leases import pace
 from slipway_client.leases.state import ATTEMPT_KEPT_SECONDS, Spooled, State, folder
 from slipway_client.leases.terms import Start, parse_handle
+from tests.support.recorded import row
 
 URL = "http://broker:7303"
 POOL = {
     "id": "aws-ci",
     "limit": 2,
+    "limit_in_force": 2,
     "hold_seconds": 100.0,
     "pacing_in_force": {"default": None, "operations": {}},
     "waiting": 0,
@@ -36,7 +39,7 @@ def state(tmp_path: Path, logged: list[str]) -> State:
 
 
 def test_the_next_process_takes_the_next_place(tmp_path: Path, state: State) -> None:
-    state.learn("aws-ci", pace.seen(POOL, "install", None))
+    state.learn("aws-ci", pace.seen(row(LeasePool, POOL), "install", None))
     first = state.slot("aws-ci", 1, 1200.0, 0.0)
     second = State(tmp_path, URL, print).slot("aws-ci", 1, 1200.0, 0.0)
     assert first == 0.0
@@ -44,7 +47,7 @@ def test_the_next_process_takes_the_next_place(tmp_path: Path, state: State) -> 
 
 
 def test_each_broker_has_its_own_state(tmp_path: Path, state: State) -> None:
-    state.learn("aws-ci", pace.seen(POOL, "install", None))
+    state.learn("aws-ci", pace.seen(row(LeasePool, POOL), "install", None))
     assert State(tmp_path, "http://other:7303", print).pace("aws-ci") is None
 
 
@@ -101,7 +104,7 @@ def test_a_folder_that_cannot_be_written_costs_no_start(tmp_path: Path, logged: 
 
 
 def test_a_file_of_another_version_is_none(tmp_path: Path, state: State) -> None:
-    state.learn("aws-ci", pace.seen(POOL, "install", None))
+    state.learn("aws-ci", pace.seen(row(LeasePool, POOL), "install", None))
     (file,) = (path for path in tmp_path.rglob("pace/*") if not path.suffix)
     file.write_text('{"limit": 3}')
     assert state.pace("aws-ci") is None

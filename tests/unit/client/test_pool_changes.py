@@ -11,8 +11,10 @@ from typer.testing import CliRunner, Result
 from slipway_client.cli.main import app
 from slipway_common.web import problem
 from slipway_common.web.problem import Problem
-from tests.support.answers import AT, CONFIG, environment, serving
+from tests.support.recorded import AT, CONFIG, RECORDED, changed, environment, serving, worker
 
+COST: Final = "pool gecko-t/linux may cost up to 2 an hour"
+POOL_DETAILS: Final = RECORDED["pools/linux"]
 POOL: Final = "gecko-t/linux"
 OLD, NEW = "gecko-t/linux-a@3f2c9a", "gecko-t/linux-a@8b1d00"
 OTHER: Final = "gecko-t/linux/sim-a/b/m5"  # made of the config's place
@@ -91,7 +93,7 @@ class Provisioner:
         @self.app.get("/pools/{pool:path}")
         async def read(pool: str, response: Response) -> dict[str, Any]:
             response.headers["ETag"] = f'"{self.version}"'
-            return {"id": pool, "declared": self.spec, "owner": "a.yaml", "mode": self.mode}
+            return changed(POOL_DETAILS, id=pool, declared=self.spec, owner="a.yaml", mode=self.mode)
 
         @self.app.get("/workers")
         async def workers() -> dict[str, Any]:
@@ -121,9 +123,13 @@ class Provisioner:
                 422, "invalid-declaration", "The declaration is not valid", "min_capacity: must …", errors=errors
             )
         self.received.append((path, body, given))
-        answer = {"items": self.changes, "unchanged": 1, "digest": "d1gest", "dangers": [], "applied": True}
-        answer["unpriced"] = [{"text": f"pool {POOL}: launches of m9.huge would be refused"}]
-        return answer | {"costs": [{"text": f"pool {POOL} may cost up to 2 an hour"}]}
+        answer = {"items": self.changes, "more": 0, "unchanged": 1, "digest": "d1gest", "dangers": [], "applied": True}
+        answer["unpriced"] = [{"pool": POOL, "kinds": [], "text": f"pool {POOL}: launches of m9.huge would be refused"}]
+        return answer | {
+            "costs": [
+                {"pool": POOL, "mode": "", "cost": None, "unknown": [], "text": f"pool {POOL} may cost up to 2 an hour"}
+            ]
+        }
 
 
 @pytest.fixture
@@ -211,7 +217,7 @@ def test_a_pool_that_others_change_is_read_again(provisioner: Provisioner, url: 
 @pytest.mark.parametrize(("mode", "then"), [("observe", "canary"), ("canary", "enforce")])
 def test_a_pool_is_promoted(provisioner: Provisioner, url: str, mode: str, then: str) -> None:
     """To the next mode, of which the file needs to know nothing if it declares none."""
-    provisioner.mode, provisioner.workers = mode, [{"registered_at": None}, {"registered_at": AT}]
+    provisioner.mode, provisioner.workers = mode, [worker("w-1", registered_at=None), worker("w-2")]
     provisioner.changes = [{"kind": "worker pool", "id": POOL, "result": "updated", "detail": f"mode: {mode} → {then}"}]
     made = slipway("promote", POOL, "--reason", "it works", url=url)
     assert f"mode: {mode} → {then}" in made.stdout
@@ -223,7 +229,7 @@ def test_a_pool_is_promoted(provisioner: Provisioner, url: str, mode: str, then:
 
 def test_a_canary_that_has_not_registered_is_not_promoted(provisioner: Provisioner, url: str) -> None:
     """Unless it is forced; and in mode enforce nothing is left to do."""
-    provisioner.mode, provisioner.workers = "canary", [{"registered_at": None}]
+    provisioner.mode, provisioner.workers = "canary", [worker("w-1", registered_at=None)]
     refused = slipway("promote", POOL, url=url)
     assert (refused.exit_code, f"no worker of pool {POOL} has registered in mode canary" in refused.stderr) == (1, True)
     assert provisioner.received == []

@@ -9,7 +9,7 @@ from fastapi import FastAPI, HTTPException
 from typer.testing import CliRunner
 
 from slipway_client.cli.main import app
-from tests.support.answers import AT, RECOVERY, environment, serving
+from tests.support.recorded import AT, RECOVERY, environment, serving
 
 ORPHAN: dict[str, Any] = {
     "account_id": "sim-a",
@@ -71,11 +71,18 @@ class Stub:
 
         @self.app.post("/provisioner/start-launching")
         async def start_launching() -> dict[str, Any]:
-            return {"was_stopped": False}
+            return {"scope": "all", "scope_id": "", "stopped": False, "was_stopped": False}
 
         @self.app.get("/provisioner/launch-stops")
         async def launch_stops() -> dict[str, Any]:
-            stop = {"scope": "restore", "scope_id": "", "by": "provisioner", "reason": "restored", "until": None}
+            stop = {
+                "scope": "restore",
+                "scope_id": "",
+                "by": "provisioner",
+                "reason": "restored",
+                "until": None,
+                "at": AT,
+            }
             return {"items": [stop]}
 
 

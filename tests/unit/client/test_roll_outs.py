@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_client.view import narration, screen
 from slipway_client.view.navigation import START
 from slipway_client.view.phrases import drain, is_overdue, progress
 from slipway_client.view.snapshot import Config, EventLine, Pool, Snapshot, label, labels, shares
 from slipway_common.base.revisions import hash_of, name_of
+from tests.support import recorded
 from tests.support.pool_events import rolled_back
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -227,8 +229,9 @@ def test_a_pool_in_a_line_names_its_revisions() -> None:
 # Phrases
 
 
-def row(**fields: Any) -> dict[str, Any]:
-    return {"id": "a@3f2c9a", "state": "active", "current": True, "proven": True} | fields
+def row(**fields: Any) -> LaunchConfig:
+    usual = {"id": "a@3f2c9a", "state": "active", "current": True, "proven": True, "live": 0}
+    return recorded.row(LaunchConfig, usual, **fields)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +247,7 @@ def row(**fields: Any) -> dict[str, Any]:
         (row(state="archived", current=False), ""),
     ],
 )
-def test_progress(config: dict[str, Any], text: str) -> None:
+def test_progress(config: LaunchConfig, text: str) -> None:
     assert progress(config, NOW) == text
 
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from typer.testing import CliRunner, Result
 
 from slipway_client.cli.main import app
-from tests.support.answers import ID, STATE_KEY, Services, environment, served, serving
+from tests.support.recorded import ID, STATE_KEY, Services, environment, served, serving
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_a_state_is_exported_to_a_new_private_file(server: tuple[Services, str],
     services, url = server
     file = tmp_path / "terraform.tfstate"
     done = slipway(url, "worker", "state", ID, "--export", str(file), "--reason", "moved")
-    assert (done.exit_code, file.read_text(), stat.S_IMODE(file.stat().st_mode)) == (0, "stopping", 0o600)
+    assert (done.exit_code, file.read_text(), stat.S_IMODE(file.stat().st_mode)) == (0, "the state", 0o600)
     assert services.received == [(f"workers/{ID}/state", {"reason": "moved", "rejected": False})]
     assert "--rejected exports the newest" in done.stderr
     again = slipway(url, "worker", "state", ID, "--export", str(file))
@@ -37,7 +37,7 @@ def test_a_state_is_exported_to_a_new_private_file(server: tuple[Services, str],
 
 def test_a_state_is_printed_as_it_is(server: tuple[Services, str]) -> None:
     services, url = server
-    assert slipway(url, "worker", "state", ID, "--rejected", "--export", "-").stdout == "stopping\n"
+    assert slipway(url, "worker", "state", ID, "--rejected", "--export", "-").stdout == "the state\n"
     assert not Path("-").exists()
     assert services.received == [(f"workers/{ID}/state", {"reason": "", "rejected": True})]
 

@@ -49,7 +49,7 @@ class Deployment:
                 "launch-configs": {"items": [self.config]},
                 "lease-pools": {"items": [{"id": "sim-a", "limit": 45}]},
                 "launch-stops": {"items": []},
-                "alerts": {"items": self.alerts},
+                "alerts": {"items": self.alerts, "next": None},
                 "readyz": {"ready": True, "reasons": []},
             }
             return JSONResponse(answers[what])

@@ -13,7 +13,7 @@ from slipway_client.cli.commands import signals
 from slipway_client.cli.main import app
 from slipway_client.cli.options import now
 from slipway_client.view import moments
-from tests.support.answers import ANSWERS, CONFIG_ID, ID, SIGNAL, WEIGHT, Services, environment, served
+from tests.support.recorded import ANSWERS, CONFIG_ID, ID, SIGNAL, WEIGHT, Services, environment, served
 
 RECORD: dict[str, Any] = WEIGHT | {
     "tripped_since": "2026-08-01T14:03:07.123456Z",
@@ -201,7 +201,7 @@ def test_every_target_of_the_rules_is_accepted() -> None:
 
 
 def test_a_stopped_worker_is_not_interrupted(services: Services, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ANSWERS, f"workers/{ID}", {"id": ID, "state": "stopped"})
+    monkeypatch.setitem(ANSWERS, f"workers/{ID}", ANSWERS[f"workers/{ID}"] | {"state": "stopped"})
     refused = slipway("signal", "raise", "worker", ID, "spot_interruption", "--reason", "r", url=url)
     assert (refused.exit_code, refused.stdout, services.received) == (1, "", [])
     assert f"worker {ID} is stopped: it has no instance to interrupt" in refused.stderr

@@ -5,10 +5,6 @@ from typing import Any
 
 import pytest
 
-from slipway_client.view.why.configs import of_config, of_image
-from slipway_client.view.why.leases import of_lease, of_lease_pool
-from slipway_client.view.why.pools import of_pool
-from slipway_client.view.why.workers import of_worker
 from tests.support.why import (
     CALM,
     DECISION,
@@ -26,6 +22,12 @@ from tests.support.why import (
     ago,
     claim,
     config,
+    of_config,
+    of_image,
+    of_lease,
+    of_lease_pool,
+    of_pool,
+    of_worker,
     stage,
     tripped,
 )

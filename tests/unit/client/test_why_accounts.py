@@ -6,12 +6,10 @@ from typing import Any, Final
 
 import pytest
 
-from slipway_client.view.why.configs import of_config
 from slipway_client.view.why.explanation import Explanation
-from slipway_client.view.why.pools import of_pool
-from tests.support.answers import ACCOUNT as ANSWERED
-from tests.support.answers import ANSWERS, served
-from tests.support.why import CALM, NOW, POOL, SOURCE, config, tripped
+from tests.support.recorded import ACCOUNT as ANSWERED
+from tests.support.recorded import ANSWERS, served
+from tests.support.why import CALM, NOW, POOL, SOURCE, config, of_config, of_pool, tripped
 from tests.unit.client.test_commands import slipway
 
 ALLOW: Final = "allow ec2:RunInstances in the policy of the caller"

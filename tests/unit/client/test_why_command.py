@@ -9,7 +9,21 @@ from typer.testing import CliRunner, Result
 from slipway_client.cli.main import app
 from slipway_client.view import moments
 from slipway_common.base.clock import utc_now
-from tests.support.answers import ANSWERS, CONFIG, CONFIG_ID, ID, LEASE_POOL, NOWHERE, POOL, TWIN, environment, served
+from tests.support.recorded import (
+    ANSWERS,
+    AT,
+    CONFIG,
+    CONFIG_ID,
+    ID,
+    LEASE_POOL,
+    NOWHERE,
+    POOL,
+    RECORDED,
+    TWIN,
+    environment,
+    served,
+)
+from tests.support.recording import LEASE
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +65,8 @@ def test_shares_of_the_last_decision_are_listed(url: str) -> None:
 
 
 def test_a_lease(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lease = {"state": "released", "units": 1, "lease_pool_id": "sim-a", "fencing_token": 1, "request_id": "r"}
-    monkeypatch.setitem(ANSWERS, f"leases/{TWIN}", lease | {"id": TWIN, "granted_at": None, "tenant": "t"})
+    lease = RECORDED[f"leases/{LEASE}"] | {"id": TWIN, "state": "released", "reason": "", "ended_at": AT}
+    monkeypatch.setitem(ANSWERS, f"leases/{TWIN}", lease)
     monkeypatch.setitem(ANSWERS, f"leases/{TWIN}/history", {"items": []})
     assert slipway("why", TWIN, url=url).stdout.startswith(f"Lease {TWIN}: released.\n")
 

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from slipway_client.view.why.configs import of_config
-from slipway_client.view.why.pools import of_pool
 from tests.support.why import (
     CALM,
     DECISION,
@@ -22,6 +20,8 @@ from tests.support.why import (
     SOURCE,
     ago,
     config,
+    of_config,
+    of_pool,
     stage,
     tripped,
 )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from slipway_api.events.lifecycle import State
-from slipway_client.view.why.workers import STATES, of_worker
+from slipway_client.view.why.workers import STATES
 from tests.support.why import (
     CALLED,
     DECISION,
@@ -20,6 +20,7 @@ from tests.support.why import (
     WORKER,
     ago,
     claim,
+    of_worker,
 )
 
 TERMINATE = "Remedy: none needed; `slipway worker terminate w-1 --reason …` gives up on it."

@@ -16,7 +16,7 @@ from slipway_client.worker.imds import Identity, Proof
 from slipway_client.worker.provisioner import Provisioner, Reply
 from slipway_client.worker.user_data import REGISTER_PATH, UserData
 from slipway_common.web.answers import Answer
-from tests.support.answers import serving
+from tests.support.recorded import serving
 
 BATCH: Final = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
 WORKER: Final = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12ce"

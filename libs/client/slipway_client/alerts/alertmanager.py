@@ -5,7 +5,7 @@ again. It notifies once, since an alert is known by its labels.
 """
 
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from slipway_api.events.alert import Alert, AlertRaised
 from slipway_api.percent import decoded
@@ -16,7 +16,7 @@ REFRESHES_MISSED: Final = 5
 ANNOTATIONS: Final = ("summary", "effect", "doing", "command", "cause")
 
 
-def body(alert: Alert, now: datetime, *, refresh_seconds: float) -> list[dict[str, Any]]:
+def body(alert: Alert, now: datetime, *, refresh_seconds: float) -> list[dict[str, object]]:
     """`postableAlerts` of one alert, which ends now, or unless it is sent again every `refresh_seconds`."""
     lasts = timedelta(seconds=refresh_seconds * REFRESHES_MISSED if isinstance(alert, AlertRaised) else 0)
     return [

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -27,9 +27,9 @@ class Problem(msgspec.Struct, frozen=True):
     of_alert: bool = False
 
 
-Body = Callable[[Alert, datetime], Any]
+Body = Callable[[Alert, datetime], object]
 """Make the body of the request of one alert."""
-Send = Callable[[Any, str], Awaitable[Problem | None]]
+Send = Callable[[object, str], Awaitable[Problem | None]]
 """Send a body with its idempotency key; returns None once the sink has settled it."""
 
 
@@ -48,7 +48,7 @@ class Change(msgspec.Struct, frozen=True):
     before the first record."""
 
     event: Alert
-    place: tuple[Any, int] | None = None
+    place: tuple[object, int] | None = None
 
 
 class Waiting(msgspec.Struct):
@@ -101,7 +101,7 @@ class Delivery:
         """True if a change of this alert was set aside."""
         return dedup_key in self._aside
 
-    def settled(self, partition: Any, offset: int) -> int | None:
+    def settled(self, partition: object, offset: int) -> int | None:
         """The offset up to which the sink has taken the records of a partition, which were sent up to `offset`; None if
         what was open before all records was not taken."""
         places = [change.place for waiting in self._aside.values() for change in waiting.changes]

@@ -145,7 +145,7 @@ def is_news(alert: Alert, before: AlertRaised | None) -> bool:
     return not (alert.repeat and is_known)
 
 
-def _decoded(record: Any) -> Any:
+def _decoded(record: Any) -> object:
     """Event of a record; None for a tombstone and for a record that is not an event of this version."""
     try:
         if record.value is None or isinstance(record.value, Undecoded):

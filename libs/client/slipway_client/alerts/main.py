@@ -4,7 +4,7 @@ import asyncio
 import signal
 import sys
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import httpx2
 
@@ -55,7 +55,7 @@ def sinks(settings: AlertsSettings, http: httpx2.AsyncClient) -> list[Sink]:
     ]
 
 
-async def send(http: httpx2.AsyncClient, url: str, body: Any, key: str) -> Problem | None:
+async def send(http: httpx2.AsyncClient, url: str, body: object, key: str) -> Problem | None:
     """Send a body; returns why it has to be sent again, None if it is settled. One that a sink refuses for ever is
     logged and given up, since those behind it must arrive."""
     try:

@@ -1,7 +1,7 @@
 """Alerts for an incoming webhook of Slack, or of a chat that takes the same JSON, such as Mattermost. Pure."""
 
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from slipway_api.events.alert import Alert, AlertRaised
 from slipway_common.base.sanitize import printable
@@ -10,7 +10,7 @@ ESCAPES: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 """Characters that Slack gives a meaning, such as a mention of everybody."""
 
 
-def body(alert: Alert, _: datetime) -> dict[str, Any]:
+def body(alert: Alert, _: datetime) -> dict[str, object]:
     """Message of one alert: its summary, and for an open one its effect, Slipway's action and the remedy."""
     name = f"{alert.kind} {alert.subject_id}"
     if not isinstance(alert, AlertRaised):

@@ -24,7 +24,7 @@ COUNTS: Final = ("min-count", "max-count")
 class Resources(msgspec.Struct, frozen=True):
     """Slots for the body of the request, and notes for people."""
 
-    slots: list[dict[str, Any]]
+    slots: list[dict[str, object]]
     notes: list[str]
 
 
@@ -58,7 +58,7 @@ class _Reader:
     def wrong(self, path: Path, reason: str) -> None:
         self.problems.append(DocumentProblem(path_text(path), reason, self.document.line(path)))
 
-    def entry(self, path: Path, entry: Any) -> None:
+    def entry(self, path: Path, entry: object) -> None:
         if not isinstance(entry, dict):
             self.wrong(path, "must have type, state and names")
             return
@@ -90,7 +90,7 @@ class _Reader:
             self.wrong(path, f"{type_} has more than {NAMES_MAX} slots")
         self.note(type_, entry, len(names))
 
-    def listed(self, path: Path, type_: str, entry: dict[str, Any]) -> list[Any]:
+    def listed(self, path: Path, type_: str, entry: dict[str, Any]) -> list[object]:
         """Names of an entry; a dynamic one gets generated names up to its maximum count."""
         if (names := entry.get("names")) is not None:
             if isinstance(names, list):
@@ -107,7 +107,7 @@ class _Reader:
             return []
         return [f"{type_}-{number}" for number in range(max(counts.values()))]
 
-    def note(self, type_: str, entry: dict[str, Any], number: int) -> None:
+    def note(self, type_: str, entry: dict[str, object], number: int) -> None:
         is_dynamic = entry.get("names") is None
         left_out = sorted(set(entry) - IMPORTED - ({"max-count"} if is_dynamic else set()))
         if is_dynamic and number:

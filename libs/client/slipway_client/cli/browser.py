@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from rich.text import Text
 
@@ -24,7 +24,7 @@ class Browser:
     """Context manager; reads the open page meanwhile, again and again unless the screen is paused. `changed` is called
     after each key and each page that was read, `end` when the user presses q."""
 
-    def __init__(self, watch: Watch, api: Api, *, changed: Callable[[], Any], end: Callable[[], Any]) -> None:
+    def __init__(self, watch: Watch, api: Api, *, changed: Callable[[], object], end: Callable[[], object]) -> None:
         self._watch = watch
         self._api = api
         self._changed = changed

@@ -4,18 +4,19 @@ and exits with 4."""
 import contextlib
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Final
 
 import typer
 
-from slipway_client.cli.tables import drawn
-from slipway_client.transport.http import Failed
+from slipway_api.http.declaration import Change
+from slipway_client.cli.tables import Field, drawn
+from slipway_client.transport.failed import Failed
 
 CONFIRMATION: Final = 4
 """Exit code of a command that needs a confirmation."""
 NOT_COPIED: Final = ("confirm", "output", "help")  # options of a command that it is not repeated with
-CHANGE_FIELDS: Final = ("kind", "id", "result", "detail")
+CHANGE_FIELDS: Final[tuple[Field[Change], ...]] = ("kind", "id", "result", "detail")
 REQUIRED: Final = "confirmation-required"  # the refusal of a service
 
 Confirm = Annotated[str | None, typer.Option("--confirm", metavar="DIGEST", help="Digest of dangerous changes to make")]
@@ -27,9 +28,7 @@ class ConfirmationNeeded(Failed):
 
     exit_code = CONFIRMATION
 
-    def __init__(
-        self, command: str, changes: Sequence[Mapping[str, Any]], more: int, dangers: Sequence[str], digest: str
-    ) -> None:
+    def __init__(self, command: str, changes: Sequence[Change], more: int, dangers: Sequence[str], digest: str) -> None:
         lines = ["Nothing was changed. These are the changes:"]
         lines += [f"  {line}" for line in drawn(changes, CHANGE_FIELDS, sys.stderr, styled=False)]
         lines += [f"  and {more:,} more changes, which are not listed"] if more else []
@@ -72,9 +71,9 @@ def confirmable(command: str) -> Iterator[None]:
     try:
         yield
     except Failed as error:
-        if error.slug != REQUIRED:
-            raise
         problem = error.problem
-        changes, more = problem.get("items", ()), problem.get("more", 0)
-        dangers, digest = problem.get("dangers", ()), str(problem.get("digest", ""))
+        if error.slug != REQUIRED or problem is None:
+            raise
+        changes, more = problem.items or [], problem.more or 0
+        dangers, digest = problem.dangers or [], problem.digest or ""
         raise ConfirmationNeeded(command, changes, more, dangers, digest) from error

@@ -3,23 +3,29 @@
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import typer
 
+from slipway_api.http import lease_pools as answers
+from slipway_api.http.provisioner import accounts as accounts_api
+from slipway_api.http.provisioner.accounts import InstalledProvider
+from slipway_api.http.provisioner.declaration import ExportedDeclaration
 from slipway_client.cli.invalid_file import InvalidFile
 from slipway_client.cli.launch_pacing import (
     OPERATION,
     Launches,
     Rate,
+    Spec,
     hints,
     pace_launches,
     slowest,
     unpaced,
     write_pacing,
 )
-from slipway_client.transport.http import Api, Failed
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import Api
 from slipway_common.declaration.fields import NAME_PATTERN
 from slipway_common.declaration.identity import SECTIONS, Identities
 from slipway_common.declaration.models import Account, LeasePool, WorkerPool
@@ -38,7 +44,7 @@ class Document(msgspec.Struct):
 
     sections: list[str] = msgspec.field(default_factory=list)
     launches: list[Launches] = msgspec.field(default_factory=list)
-    lease_pools: list[Any] = msgspec.field(default_factory=list)
+    lease_pools: list[Spec] = msgspec.field(default_factory=list)
     lines: list[bytes] = msgspec.field(default_factory=list)
 
     def add(self, entry: Entry, speed: float) -> None:
@@ -78,7 +84,7 @@ class Declarations:
         """True unless only lease pools are declared."""
         return any(set(document.sections) - {"lease_pools"} for document in self.documents.values())
 
-    def lease_pools(self) -> dict[str, Any]:
+    def lease_pools(self) -> dict[str, object]:
         """Body for the lease-broker."""
         documents = [
             {"owner": owner, "lease_pools": document.lease_pools}
@@ -99,9 +105,9 @@ class Declarations:
             rates = self._launch_rates(api, named, prune)
         except Failed:
             for id_, row in self._lease_pools(api).items():
-                pacing = (row["operations"].get(OPERATION) or {}).get("pacing")
-                if pacing is not None and id_ in pools:
-                    write_pacing(pools[id_], pacing)
+                operation = row.operations.get(OPERATION)
+                if operation is not None and operation.pacing is not None and id_ in pools:
+                    write_pacing(pools[id_], operation.pacing)
             return {}, []
         elsewhere = {each.lease_pool for each in named if each.lease_pool in rates}.difference(
             pool["id"] for document in self.documents.values() for pool in document.lease_pools
@@ -114,18 +120,18 @@ class Declarations:
         complete = {owner for owner, document in self.documents.items() if "accounts" in document.sections}
         ids = {each.account for each in named}
         others = [
-            Launches(row["id"], row["lease_pool_id"], row["provider"])
-            for row in api.get("provisioner", "/accounts")["items"]
-            if not row["removed"] and row["id"] not in ids
-            if row["owner"] not in complete and not (prune and complete)
+            Launches(row.id, row.lease_pool_id, row.provider)
+            for row in api.items(accounts_api.Account, "provisioner", "/accounts")
+            if not row.removed and row.id not in ids
+            if row.owner not in complete and not (prune and complete)
         ]
-        items = api.get("provisioner", "/providers")["items"]
-        return slowest([*named, *others], {row["id"]: row["launches_per_second"] for row in items})
+        items = api.items(InstalledProvider, "provisioner", "/providers")
+        return slowest([*named, *others], {row.id: row.launches_per_second for row in items})
 
-    def _lease_pools(self, api: Api) -> dict[str, Any]:
+    def _lease_pools(self, api: Api) -> dict[str, answers.LeasePool]:
         """Lease pools of the deployment by id; none if the lease-broker is unavailable and nothing is declared for
         it."""
-        return {row["id"]: row for row in self._known_lease_pools(api) or ()}
+        return {row.id: row for row in self._known_lease_pools(api) or ()}
 
     def lines(self) -> Iterator[bytes]:
         """Yield the body for the provisioner, as newline-delimited JSON: a header for each owner, then its entries."""
@@ -144,22 +150,21 @@ class Declarations:
     def check_references(self, api: Api) -> None:
         """Check references to entries that other declarations may have declared. Raises InvalidFile."""
         if self._identities.missing("lease_pools") and (rows := self._known_lease_pools(api)) is not None:
-            self._refuse("lease_pools", {row["id"] for row in rows if not row.get("archived")})
+            self._refuse("lease_pools", {row.id for row in rows if not row.archived})
         if self.has_others and self._identities.missing("accounts"):
-            rows = api.get("provisioner", "/declaration", section="accounts")["accounts"]
-            self._refuse("accounts", {row["spec"]["id"] for row in rows})
+            accounts = api.get(ExportedDeclaration, "provisioner", "/declaration", section="accounts").accounts or []
+            self._refuse("accounts", {str(row.spec["id"]) for row in accounts})
         self._check()
 
-    def _known_lease_pools(self, api: Api) -> list[dict[str, Any]] | None:
+    def _known_lease_pools(self, api: Api) -> list[answers.LeasePool] | None:
         """Lease pools of the deployment; None if the lease-broker is unavailable and the declaration has none for it,
         since a declaration for the provisioner alone must not need it."""
         try:
-            rows: list[dict[str, Any]] = api.get("lease-broker", "/lease-pools")["items"]
+            return api.items(answers.LeasePool, "lease-broker", "/lease-pools")
         except Failed:
             if self.has_lease_pools:
                 raise
             return None
-        return rows
 
     def read(self, files: Sequence[Path], speed: float, default_owner: str | None = None) -> None:
         """Read declarations. Raises InvalidFile with the problems of all files."""

@@ -6,6 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.http.lease_pools import LeasePace, LeasePool
+
+Spec = dict[str, Any]
+"""Declaration of a lease pool."""
 OPERATION: Final = "launch"
 """Operation of the leases of the provisioner's launches."""
 
@@ -25,8 +29,8 @@ class Rate(msgspec.Struct, frozen=True):
     launches: Launches
 
     @property
-    def pacing(self) -> dict[str, Any]:
-        return {"interval_seconds": 1 / self.per_second, "burst": 1}
+    def pacing(self) -> LeasePace:
+        return LeasePace(interval_seconds=1 / self.per_second)
 
     def __str__(self) -> str:
         return (
@@ -34,13 +38,18 @@ class Rate(msgspec.Struct, frozen=True):
         )
 
 
-def unpaced(pools: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def unpaced(pools: Iterable[Spec]) -> dict[str, Spec]:
     """Lease pools, by id, that declare no pacing that applies to launches."""
     return {
         pool["id"]: pool
         for pool in pools
         if pool["pacing"] is None and (pool["operations"].get(OPERATION) or {}).get("pacing") is None
     }
+
+
+def _paced(pool: LeasePool) -> bool:
+    operation = pool.operations.get(OPERATION)
+    return operation is not None and operation.pacing is not None
 
 
 def slowest(launches: Iterable[Launches], per_second: Mapping[str, float | None]) -> dict[str, Rate]:
@@ -55,7 +64,7 @@ def slowest(launches: Iterable[Launches], per_second: Mapping[str, float | None]
     return rates
 
 
-def pace_launches(pools: Mapping[str, Any], rates: Mapping[str, Rate]) -> dict[str, str]:
+def pace_launches(pools: Mapping[str, Spec], rates: Mapping[str, Rate]) -> dict[str, str]:
     """Write launch rates into `pools`; returns a sentence for each of these."""
     paced = {id_: rate for id_, rate in sorted(rates.items()) if id_ in pools}
     for id_, rate in paced.items():
@@ -63,15 +72,18 @@ def pace_launches(pools: Mapping[str, Any], rates: Mapping[str, Rate]) -> dict[s
     return {id_: f"lease pool {id_}: launches are paced by {rate}" for id_, rate in paced.items()}
 
 
-def write_pacing(pool: dict[str, Any], pacing: Any) -> None:
+def write_pacing(pool: Spec, pacing: LeasePace | str) -> None:
     """Write the pacing of launches into a declared lease pool."""
-    pool["operations"] = pool["operations"] | {OPERATION: {**pool["operations"].get(OPERATION, {}), "pacing": pacing}}
+    pool["operations"] = pool["operations"] | {
+        OPERATION: {**pool["operations"].get(OPERATION, {}), "pacing": msgspec.to_builtins(pacing)}
+    }
 
 
-def hints(rows: Iterable[Mapping[str, Any]], rates: Mapping[str, Rate]) -> Iterator[str]:
+def hints(rows: Iterable[LeasePool], rates: Mapping[str, Rate]) -> Iterator[str]:
     """Yield a hint for each lease pool, declared elsewhere, whose launches are not paced by their provider."""
-    for id_ in sorted(unpaced(row for row in rows if not row.get("archived")).keys() & rates.keys()):
-        interval = f"{rates[id_].pacing['interval_seconds']:g}s"
+    paces = {row.id for row in rows if not row.archived and row.pacing is None and not _paced(row)}
+    for id_ in sorted(paces & rates.keys()):
+        interval = f"{rates[id_].pacing.interval_seconds:g}s"
         yield (
             f"lease pool {id_} paces launches by its default, not by {rates[id_]}: apply its declaration again, or "
             f"`slipway lease set {id_} --pacing {interval} --operation {OPERATION} --reason …`"

@@ -11,7 +11,7 @@ from typer.core import TyperGroup, TyperOption
 from slipway_client.cli import nouns
 from slipway_client.cli.invalid_file import InvalidFile
 from slipway_client.transport import trust
-from slipway_client.transport.http import KAFKA, SERVICES, Api, Failed
+from slipway_client.transport.failed import KAFKA, SERVICES, Failed
 from slipway_common.base.sanitize import printable
 
 COMPLETION_HELP: Final = {
@@ -153,4 +153,6 @@ def connect(
     for variable, file in ((trust.CA, ca), (trust.CERTIFICATE, certificate), (trust.KEY, key)):
         if file is not None:
             os.environ[variable] = str(file)
+    from slipway_client.transport.http import Api
+
     context.obj = Api(urls, token, token_file=token_file, kafka=kafka, topic_prefix=topic_prefix)

@@ -2,22 +2,22 @@
 not answer within a second."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final
-from urllib.parse import quote
+from typing import Annotated, Final
 
+import msgspec
 import typer
 
 from slipway_client.cli.tables import Output
-from slipway_client.transport.http import SERVICES, Api, Failed, token_of
+from slipway_client.transport.failed import SERVICES, Failed
+from slipway_client.transport.http import PAGE_ITEMS, Api, Parameter, token_of
 from slipway_client.view import moments
 from slipway_common.base.clock import utc_now
 
 COMPLETION_SECONDS: Final = 1.0
 Complete = Callable[[typer.Context, str], list[tuple[str, str]]]
-Row = Mapping[str, Any]
 
 
 def noun(help: str) -> typer.Typer:
@@ -25,26 +25,32 @@ def noun(help: str) -> typer.Typer:
     return typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=help)
 
 
+def api_of(context: typer.Context) -> Api:
+    """The services that the options of the command name."""
+    api: Api = context.obj
+    return api
+
+
 def now() -> datetime:
     """Current time in the reader's time zone."""
     return utc_now().astimezone()
 
 
-def until(for_: str | None, at: str | None) -> str | None:
-    """End time of --for or --until as ISO 8601; None: no end."""
+def until(for_: str | None, at: str | None) -> datetime | None:
+    """End time of --for or --until; None: no end."""
     if for_ and at:
         raise typer.BadParameter("--for and --until exclude each other")
     try:
         if for_:
-            return datetime.fromtimestamp(now().timestamp() + moments.seconds(for_), now().tzinfo).isoformat()
-        return moments.moment(at, now()).isoformat() if at else None
+            return datetime.fromtimestamp(now().timestamp() + moments.seconds(for_), now().tzinfo)
+        return moments.moment(at, now()) if at else None
     except (ValueError, OverflowError) as error:
         raise typer.BadParameter(f"{'--for' if for_ else '--until'}: {error}") from error
 
 
-def until_text(ends: str | None) -> str:
+def until_text(ends: datetime | None) -> str:
     """Text for messages: `until 17:30`, or `indefinitely`."""
-    return f"until {moments.clock(moments.at(ends), now())}" if ends else "indefinitely"
+    return f"until {moments.clock(ends, now())}" if ends else "indefinitely"
 
 
 class Strategy(StrEnum):
@@ -61,7 +67,7 @@ def duration_seconds(option: str, given: str | None) -> float | None:
         raise typer.BadParameter(f"{option}: {error}") from error
 
 
-def roll_out(replace: Strategy | None, drain_for: str | None, terminate: bool) -> dict[str, Any]:
+def roll_out(replace: Strategy | None, drain_for: str | None, terminate: bool) -> dict[str, Parameter]:
     """Query parameters of a request that may replace revisions; None for what is not given."""
     return {
         "replace": replace and replace.value,
@@ -75,32 +81,48 @@ def configs(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     return [(id_, about) for id_, about in revisions(context, incomplete) if "@" not in id_]
 
 
-def _ids(row: Row) -> list[str]:
-    """IDs by which a row is known: several revisions have the name of their launch config."""
-    return [row["id"], row["name"]] if "name" in row else [row["id"]]
-
-
 def sources(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Complete a source of demand of the pool given before."""
-    listed = f"/demand?pool={quote(context.params.get('pool') or '', safe='')}"
-    complete = _completion("provisioner", listed, lambda row: str(row["state"]), lambda row: [row["source"]])
+    pool = context.params.get("pool") or ""
+    complete = _completion("provisioner", "/demand", lambda row: row.state, lambda row: [row.source], pool=pool)
     return complete(context, incomplete)
+
+
+class _Listed(msgspec.Struct):
+    """Fields by which the items of lists are known and described."""
+
+    id: str = ""
+    name: str = ""
+    source: str = ""
+    pool_id: str = ""
+    state: str = ""
+    provider: str = ""
+    serving: int = 0
+    held: int = 0
+    limit: int = 0
+
+    @property
+    def ids(self) -> list[str]:
+        """IDs by which it is known: several revisions have the name of their launch config."""
+        return [self.id, self.name] if self.name else [self.id]
 
 
 def _completion(
     service: str,
     path: str,
-    about: Callable[[Row], str],
-    ids: Callable[[Row], list[str]] = _ids,
+    about: Callable[[_Listed], str],
+    ids: Callable[[_Listed], list[str]] = lambda row: row.ids,
+    **parameters: Parameter,
 ) -> Complete:
     def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         given = context.find_root().params
         urls = {service: given.get(service.replace("-", "_")) or _url(service)}
         try:
             token = given.get("token") or token_of(os.environ)
-            rows = Api(urls, token, timeout_seconds=COMPLETION_SECONDS).get(service, path)["items"]
+            api = Api(urls, token, timeout_seconds=COMPLETION_SECONDS)
+            rows = api.items(_Listed, service, path, limit=PAGE_ITEMS, **parameters)
             return list({id_: about(row) for row in reversed(rows) for id_ in ids(row)}.items())[::-1]
-        except (Failed, ValueError, KeyError, TypeError):
+        except (Failed, ValueError):
             return []
 
     return complete
@@ -110,12 +132,12 @@ def _url(service: str) -> str:
     return os.environ.get(f"SLIPWAY_{service.upper().replace('-', '_')}_URL") or SERVICES[service]
 
 
-pools: Final = _completion("provisioner", "/pools", lambda row: f"{row['serving']} serving")
-revisions: Final = _completion("provisioner", "/launch-configs", lambda row: f"{row['pool_id']}, {row['state']}")
+pools: Final = _completion("provisioner", "/pools", lambda row: f"{row.serving} serving")
+revisions: Final = _completion("provisioner", "/launch-configs", lambda row: f"{row.pool_id}, {row.state}")
 """Names and revisions of launch configs."""
-workers: Final = _completion("provisioner", "/workers?limit=1000", lambda row: f"{row['pool_id']}, {row['state']}")
-accounts: Final = _completion("provisioner", "/accounts", lambda row: f"{row['provider']}, {row['serving']} serving")
-lease_pools: Final = _completion("lease-broker", "/lease-pools", lambda row: f"{row['held']} of {row['limit']} held")
+workers: Final = _completion("provisioner", "/workers", lambda row: f"{row.pool_id}, {row.state}")
+accounts: Final = _completion("provisioner", "/accounts", lambda row: f"{row.provider}, {row.serving} serving")
+lease_pools: Final = _completion("lease-broker", "/lease-pools", lambda row: f"{row.held} of {row.limit} held")
 
 
 def _reason(text: str) -> str:

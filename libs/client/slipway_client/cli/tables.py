@@ -5,8 +5,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Final, NamedTuple, TextIO, TypeVar
 
+import msgspec
+
+from slipway_client.transport.http import Decoded
 from slipway_client.view import moments
 from slipway_common.base.sanitize import printable
 
@@ -23,8 +26,8 @@ GAP: Final = 2
 
 TIMES: Final = ("_at", "_since", "_until", "_deadline")  # suffixes of fields that hold times
 
-Row = Mapping[str, Any]
-Field = str | tuple[str, Callable[[Row], Any]]
+T = TypeVar("T")
+Field = str | tuple[str, Callable[[T], object]]
 """A column: the name of a row's field, or a heading and what to show under it."""
 
 
@@ -33,16 +36,16 @@ class Output(StrEnum):
 
 
 def show(
-    rows: Sequence[Row],
-    fields: Sequence[Field],
+    rows: Sequence[Decoded[T]],
+    fields: Sequence[Field[T]],
     output: Output,
     *,
     nothing: str,
     drop: Sequence[str] = (),
     limit: int | None = None,
 ) -> None:
-    """Print all of `rows` as JSON, or their `fields` as a table; `nothing` if there are no rows. Of more than `limit`
-    only that many, and a note on standard error.
+    """Print all of `rows` as JSON as they were sent, or their `fields` as a table; `nothing` if there are no rows. Of
+    more than `limit` only that many, and a note on standard error.
 
     On a terminal that is too narrow, whole columns are left out: those of `drop` first, in its order, then from the
     right, sentences last. The first column always stays.
@@ -51,15 +54,29 @@ def show(
         rows = rows[:limit]
         print(f"only the first {limit:,} are listed; --limit {10 * limit} lists more", file=sys.stderr)
     if output is Output.JSON:
-        as_json(rows)
-    elif not rows:
-        print(nothing)
+        as_json([row.sent for row in rows])
     else:
+        table(rows, [_of_decoded(field) for field in fields], nothing=nothing, drop=drop)
+
+
+def _of_decoded(field: Field[T]) -> Field[Decoded[T]]:
+    """Column of what a service has sent, as it was sent where only its field is named."""
+    if isinstance(field, str):
+        return field, lambda row: row.sent.get(field)
+    heading, value_of = field
+    return heading, lambda row: value_of(row.value)
+
+
+def table(rows: Sequence[T], fields: Sequence[Field[T]], *, nothing: str, drop: Sequence[str] = ()) -> None:
+    """Print the `fields` of rows as a table; `nothing` if there are no rows. On a narrow terminal as `show`."""
+    if rows:
         sys.stdout.write("".join(f"{line}\n" for line in drawn(rows, fields, sys.stdout, drop=drop)))
+    else:
+        print(nothing)
 
 
 def drawn(
-    rows: Sequence[Row], fields: Sequence[Field], to: TextIO, *, drop: Sequence[str] = (), styled: bool = True
+    rows: Sequence[T], fields: Sequence[Field[T]], to: TextIO, *, drop: Sequence[str] = (), styled: bool = True
 ) -> list[str]:
     """Lines of a table for a terminal or a pipe."""
     from rich.console import Console
@@ -80,22 +97,24 @@ def drawn(
     return [line.rstrip() for line in captured.get().split("\n")[:-1]]
 
 
-def cells(rows: Sequence[Row], fields: Sequence[Field]) -> tuple[list[str], list[tuple[str, ...]]]:
+def cells(rows: Sequence[T], fields: Sequence[Field[T]]) -> tuple[list[str], list[tuple[str, ...]]]:
     """Headings and texts of a table that is drawn elsewhere."""
     columns = [_column(rows, field) for field in fields]
     return [column.heading for column in columns], list(zip(*(column.cells for column in columns), strict=True))
 
 
-def as_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+def as_json(value: object) -> None:
+    """Print JSON, also of Structs."""
+    print(json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False))
 
 
-def pairs(values: Row, now: datetime) -> None:
+def pairs(values: Mapping[str, object], now: datetime) -> None:
     """Print one object: a name and a value per line, times in the reader's time zone."""
     width = max((len(name) for name in values), default=0)
     for name, value in values.items():
-        is_time = f"_{name}".endswith(TIMES) and isinstance(value, str)
-        shown = moments.clock(moments.at(value), now) if is_time else _text(value)
+        if isinstance(value, str) and f"_{name}".endswith(TIMES):
+            value = moments.at(value)
+        shown = moments.clock(value, now) if isinstance(value, datetime) else _text(value)
         print(printable(f"{name.replace('_', ' '):<{width}}  {shown or '-'}"))
 
 
@@ -139,7 +158,7 @@ def _table(columns: Sequence[_Column]) -> "Table":
     return table
 
 
-def _column(rows: Sequence[Row], field: Field) -> _Column:
+def _column(rows: Sequence[T], field: Field[T]) -> _Column:
     heading, value_of = (field, _getter(field)) if isinstance(field, str) else field
     values = [value_of(row) for row in rows]
     numbers = all(_is_number(value) for value in values if value is not None)
@@ -165,15 +184,15 @@ def _fitting(columns: list[_Column], width: int, drop: Sequence[str]) -> list[_C
     return [first, *others]
 
 
-def _getter(field: str) -> Callable[[Row], Any]:
-    return lambda row: row.get(field)
+def _getter(field: str) -> Callable[[object], object]:
+    return lambda row: getattr(row, field)
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     match value:
         case None:
             return "-"

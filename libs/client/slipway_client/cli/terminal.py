@@ -10,7 +10,7 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.segment import Segment
@@ -49,7 +49,7 @@ class Terminal:
     called after a change of size and after Ctrl-Z and `fg`, `pressed` with each key. Ctrl-C stays a signal.
     """
 
-    def __init__(self, *, resized: Callable[[], Any], pressed: Callable[[str], Any]) -> None:
+    def __init__(self, *, resized: Callable[[], object], pressed: Callable[[str], object]) -> None:
         self._resized = resized
         self._pressed = pressed
         self._shown: list[list[Segment]] = []

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
@@ -44,7 +44,7 @@ def create(
             DocumentProblem("--name", f"{name!r} is invalid: use at most 63 lower-case letters, digits, dots, - and _")
         )
     secret = new_secret()
-    entry: dict[str, Any] = {"name": name, "sha256": hash_secret(secret), "scopes": scopes}
+    entry: dict[str, object] = {"name": name, "sha256": hash_secret(secret), "scopes": scopes}
     if tenants:
         entry["tenants"] = [*tenants]
     if sources:
@@ -58,7 +58,7 @@ def create(
         return secret, line
     with _locked(file):
         before = file.read_text() if file.exists() else ""
-        entries: list[Any] = []
+        entries: list[object] = []
         if not is_empty(before):
             value = read(before).value
             if not isinstance(value, list):
@@ -132,7 +132,7 @@ def _replace(file: Path, text: str) -> None:
         new.unlink(missing_ok=True)
 
 
-def _check(before: str, more: str, wanted: list[Any]) -> None:
+def _check(before: str, more: str, wanted: list[object]) -> None:
     """Raise Invalid unless `before` plus `more` reads as `wanted`: a list in brackets would not."""
     try:
         if read(before + more).value == wanted:

@@ -5,19 +5,20 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from slipway_common.base.sanitize import printable
 
 if TYPE_CHECKING:  # what a screen needs is imported when one is wanted: other commands start without it
     from slipway_client.cli.watching import Watch
+    from slipway_client.transport.http import Api
     from slipway_client.view.snapshot import EventLine, Snapshot
 
 HISTORY_SECONDS: Final = 600.0  # of events on the first screen
 
 
-def run(api: Any, interval_seconds: float, *, plain: bool, once: bool) -> int:
+def run(api: "Api", interval_seconds: float, *, plain: bool, once: bool) -> int:
     """Show the deployment until q or Ctrl-C, or `once`. Returns the exit code."""
     code = 0
     try:
@@ -38,7 +39,7 @@ def has_screen() -> bool:
         return False
 
 
-async def _top(api: Any, interval_seconds: float, *, plain: bool, once: bool) -> int:
+async def _top(api: "Api", interval_seconds: float, *, plain: bool, once: bool) -> int:
     """Returns the exit code: 0 for q and Ctrl-C, the usual way to end it."""
     from slipway_client.cli.watching import Watch, fetcher
 
@@ -73,12 +74,12 @@ async def _top(api: Any, interval_seconds: float, *, plain: bool, once: bool) ->
 
 async def follow(
     watch: "Watch",
-    api: Any,
+    api: "Api",
     *,
     plain: bool,
     interval_seconds: float = 1.0,
     seconds: float = 0.0,
-    end: Callable[[], Any],
+    end: Callable[[], object],
 ) -> None:
     """Show until cancelled, or for `seconds` (0: forever). `api` reads the pages that keys open; `end` is called when
     the user presses q."""
@@ -113,7 +114,7 @@ async def show_once(watch: "Watch", *, plain: bool) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _watched(watch: "Watch") -> Any:
+async def _watched(watch: "Watch") -> AsyncIterator[None]:
     """Run the watch meanwhile; its errors are raised here."""
     async with asyncio.TaskGroup() as group:
         running = group.create_task(watch.run())
@@ -161,7 +162,7 @@ def _lines(snapshot: "Snapshot", events: "Sequence[EventLine]", rates: "Mapping[
         yield EventLine(snapshot.now, f"{printable(text)}{age}")
 
 
-async def _on_screen(watch: "Watch", api: Any, interval_seconds: float, end: Callable[[], Any]) -> None:
+async def _on_screen(watch: "Watch", api: "Api", interval_seconds: float, end: Callable[[], object]) -> None:
     """Draw each key, and each change until every service has answered, then one per interval, at least one a second."""
     from slipway_client.cli.browser import Browser
     from slipway_client.cli.terminal import Terminal

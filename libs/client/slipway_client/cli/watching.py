@@ -6,7 +6,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import httpx2
 import msgspec
@@ -17,8 +17,10 @@ from slipway_api.events.pool import PoolRolledBack
 from slipway_api.events.topics import ALERT, EVENT_OF, LAUNCH_CONFIG_WEIGHT, POOL_LIFECYCLE, WORKER_LIFECYCLE
 from slipway_api.events.weight import WeightChanged
 from slipway_api.events.worker import WorkerEvent
+from slipway_api.http.pages import Items, Page
 from slipway_client.transport import trust
-from slipway_client.transport.http import PAGE_ITEMS, Failed, pause_seconds
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import PAGE_ITEMS, pause_seconds
 from slipway_client.transport.log import Entry, Log
 from slipway_client.view import narration
 from slipway_client.view.snapshot import (
@@ -42,8 +44,8 @@ ANSWER_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 1.0
 LINES_KEPT: Final = 500
 
-Fetch = Callable[[str, str], Awaitable[Any]]
-"""(service, path) → the decoded answer; raises Failed with the reason as text."""
+Fetch = Callable[[str, str], Awaitable[bytes]]
+"""(service, path) → the answer in JSON; raises Failed with the reason as text."""
 ZonesOut = Callable[[], Awaitable[frozenset[str]]]
 """The zones of a simulated cloud that have no capacity; raises Failed."""
 
@@ -51,15 +53,15 @@ ZonesOut = Callable[[], Awaitable[frozenset[str]]]
 @contextlib.asynccontextmanager
 async def fetcher(urls: Mapping[str, str], headers: Mapping[str, str]) -> AsyncIterator[Fetch]:
     """A client of all services; requests may run in parallel. An answer that has not changed is not sent again."""
-    answers: dict[str, tuple[str, Any]] = {}  # entity tag and body by URL
+    answers: dict[str, tuple[str, bytes]] = {}  # entity tag and body by URL
     verify = trust.context() if any(url.startswith("https:") for url in urls.values()) else False
     async with httpx2.AsyncClient(
         headers=dict(headers), timeout=ANSWER_SECONDS, trust_env=False, verify=verify
     ) as client:
 
-        async def fetch(service: str, path: str) -> Any:
+        async def fetch(service: str, path: str) -> bytes:
             url = urls[service] + path
-            tag, before = answers.get(url, ("", None))
+            tag, before = answers.get(url, ("", b""))
             try:
                 headers = {"If-None-Match": tag} if tag else {}
                 answer = await client.get(url, headers=headers)
@@ -68,19 +70,30 @@ async def fetcher(urls: Mapping[str, str], headers: Mapping[str, str]) -> AsyncI
                     answer = await client.get(url, headers=headers)
                 if answer.status_code == httpx2.codes.NOT_MODIFIED:
                     return before
-                body = answer.json() if answer.content else None
             except (httpx2.HTTPError, httpx2.InvalidURL) as error:
                 raise Failed(str(error) or type(error).__name__) from error
-            except ValueError as error:
-                raise Failed(f"the answer to GET {path} is not JSON") from error
             if answer.is_error:
-                known = body if isinstance(body, dict) else {}
-                reason = known.get("detail") or known.get("title") or "; ".join(map(str, known.get("reasons", [])))
-                raise Failed(f"{answer.status_code} {reason or answer.reason_phrase}")
-            answers[url] = (answer.headers.get("etag", ""), body)
-            return body
+                raise Failed(f"{answer.status_code} {_reason(answer.content) or answer.reason_phrase}")
+            answers[url] = (answer.headers.get("etag", ""), answer.content)
+            return answer.content
 
         yield fetch
+
+
+class _Refusal(msgspec.Struct):
+    """A problem, or what a service that is not ready says."""
+
+    title: str = ""
+    detail: str = ""
+    reasons: list[str] = []
+
+
+def _reason(content: bytes) -> str:
+    try:
+        refusal = msgspec.json.decode(content, type=_Refusal)
+    except msgspec.DecodeError:
+        return ""
+    return refusal.detail or refusal.title or "; ".join(refusal.reasons)
 
 
 class Watch:
@@ -198,7 +211,7 @@ class Watch:
                         await self._read_alerts(service)
             except TimeoutError:
                 self._record_answer(service, f"no answer within {ANSWER_SECONDS:g} s")
-            except (KeyError, TypeError, msgspec.ValidationError) as error:
+            except msgspec.DecodeError as error:
                 self._record_answer(service, f"the answer is not from a {service} of this version: {error}")
             except Failed as error:
                 self._record_answer(service, str(error))
@@ -210,10 +223,10 @@ class Watch:
         pools, configs, launch_stops = await asyncio.gather(
             *(self._fetch("provisioner", path) for path in ("/pools", "/launch-configs", "/launch-stops"))
         )
-        known = msgspec.convert(pools["items"], list[Pool]), msgspec.convert(configs["items"], list[Config])
-        self._launch_stops = msgspec.convert(launch_stops["items"], list[LaunchStop])
-        self._pools = known[0]
-        shown = [config for config in known[1] if config.state != "archived" or config.live]
+        self._launch_stops = msgspec.json.decode(launch_stops, type=Items[LaunchStop]).items
+        self._pools = msgspec.json.decode(pools, type=Items[Pool]).items
+        known = msgspec.json.decode(configs, type=Items[Config]).items
+        shown = [config for config in known if config.state != "archived" or config.live]
         self._configs = sorted(shown, key=lambda config: (config.pool_id, config.name, not config.current, config.id))
 
     async def _read_calculator(self) -> None:
@@ -221,19 +234,20 @@ class Watch:
 
     async def _read_broker(self) -> None:
         answer = await self._fetch("lease-broker", "/lease-pools")
-        self._lease_pools = msgspec.convert(answer["items"], list[LeasePool])
+        self._lease_pools = msgspec.json.decode(answer, type=Items[LeasePool]).items
 
     async def _read_alerts(self, service: str) -> None:
         """All pages: the page of an outage may be older than a thousand notices that followed it."""
-        rows: list[Any] = []
+        rows: list[Alert] = []
         path = f"/alerts?open=true&limit={PAGE_ITEMS}"
-        answer = await self._fetch(service, path)
+        page = msgspec.json.decode(await self._fetch(service, path), type=Page[Alert])
         while True:
-            rows += answer["items"]
-            if not (cursor := answer.get("next")):
+            rows += page.items
+            if page.next is None:
                 break
-            answer = await self._fetch(service, f"{path}&cursor={cursor}")
-        self._alerts[service] = msgspec.convert(rows, list[Alert])
+            answer = await self._fetch(service, f"{path}&cursor={page.next}")
+            page = msgspec.json.decode(answer, type=Page[Alert])
+        self._alerts[service] = rows
 
     async def _read_zones(self) -> None:
         assert self._zones_out is not None

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from slipway_client.leases.terms import Waiting
+from slipway_api.http.lease_broker import QueuedRequest
 from slipway_client.transport.backoff import Backoff, asked_pause_seconds, next_backoff
 
 POLL_SECONDS: Final = 25.0
@@ -63,7 +63,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     fail_open: FailOpen = FailOpen.SAFE
     unavailable_seconds: float = UNAVAILABLE_SECONDS
     requested: bool = False
-    waiting: Waiting | None = None
+    waiting: QueuedRequest | None = None
     pause_until: float = 0.0
     backoff: Backoff = Backoff()
     start_at: float | None = None
@@ -191,7 +191,9 @@ def _unavailable_at(admission: Admission) -> float | None:
     return since + admission.unavailable_seconds if paces and since is not None else None
 
 
-def waits(admission: Admission, waiting: Waiting, *, asked_at: float, wait_seconds: float, now: float) -> Admission:
+def waits(
+    admission: Admission, waiting: QueuedRequest, *, asked_at: float, wait_seconds: float, now: float
+) -> Admission:
     """Apply an answer that the request is queued. After an early answer, as from a broker that shuts down, the next
     request waits a little; not for long, since a request without a waiting client is skipped at its turn."""
     early = wait_seconds > 0 and now - asked_at < wait_seconds / 2

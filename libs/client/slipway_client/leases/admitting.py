@@ -9,12 +9,13 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from slipway_api.http.lease_broker import QueuedRequest
 from slipway_client.leases import admission
 from slipway_client.leases.admission import Admission, Cause, FailOpen
 from slipway_client.leases.broker import Broker
 from slipway_client.leases.errors import NotAdmitted, Refused, Unreachable
 from slipway_client.leases.state import Spooled, State
-from slipway_client.leases.terms import Gang, Start, Waiting
+from slipway_client.leases.terms import Gang, Start
 from slipway_client.transport.exchange import MISDIRECTED, NoAnswer
 from slipway_client.view import moments
 from slipway_common.base.clock import monotonic_seconds, utc_now
@@ -68,7 +69,7 @@ class Admitting(ABC, Generic[Granted]):
     # What a subclass does
 
     @abstractmethod
-    async def _send(self, wait_seconds: float, until: float) -> Granted | Waiting:
+    async def _send(self, wait_seconds: float, until: float) -> Granted | QueuedRequest:
         """Send the request, without retries. The caller goes on without an answer at `until`."""
 
     @abstractmethod
@@ -120,7 +121,7 @@ class Admitting(ABC, Generic[Granted]):
         except Refused as refused:
             self._refused(refused)
             return None
-        if not isinstance(answer, Waiting):
+        if not isinstance(answer, QueuedRequest):
             return await self._on_granted(answer, wait_seconds)
         before = self._admission.waiting
         if before is None or before.position != answer.position:
@@ -188,7 +189,7 @@ class Admitting(ABC, Generic[Granted]):
         waiting = self._admission.waiting
         if self._is_refused:
             return Unleased(self._problem)
-        return Unleased("unavailable" if waiting is None else waiting.cause or "full")
+        return Unleased("unavailable" if waiting is None else waiting.cause)
 
     def _spooled(self) -> list[Spooled]:
         """The start without a lease in each pool. It has the id of its request: the broker may have received that, and
@@ -229,11 +230,11 @@ class Admitting(ABC, Generic[Granted]):
         return error
 
 
-def outlook(waiting: Waiting) -> str:
+def outlook(waiting: QueuedRequest) -> str:
     """Position, ETA and reason, as far as they are known."""
     parts = [
-        f"position {waiting.position}" if waiting.position else "",
+        f"position {waiting.position}",
         f"about {moments.about(waiting.eta_seconds)}" if waiting.eta_seconds is not None else "",
-        waiting.reason or "",
+        waiting.reason,
     ]
-    return ", ".join(part for part in parts if part) or "position unknown"
+    return ", ".join(part for part in parts if part)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from slipway_api.events.lease import ReplacedLease
+from slipway_api.http.lease_broker import Lease
 from slipway_client.leases.state import State, folder
-from slipway_client.leases.terms import Lease, Wanted
+from slipway_client.leases.terms import Wanted
 from slipway_common.base.process import identities
 
 

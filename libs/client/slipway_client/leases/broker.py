@@ -2,22 +2,31 @@
 
 from http import HTTPStatus
 from math import inf
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
+from slipway_api.http.lease_broker import (
+    BoundToken,
+    ChargedStarts,
+    GrantedGang,
+    Lease,
+    QueuedRequest,
+)
+from slipway_api.http.lease_pools import LeasePool
+from slipway_api.problems import Problem
 from slipway_client.leases.errors import LOST_SLUGS, Refused
-from slipway_client.leases.terms import Gang, Lease, Start, Waiting, Wanted
+from slipway_client.leases.terms import Gang, Start, Wanted
 from slipway_client.transport import patience
 from slipway_client.transport.exchange import OTHER_SERVICE, NoAnswer, authorization, exchange, limited
-from slipway_client.transport.http import ADVICE, SERVICES, advice, path
+from slipway_client.transport.failed import SERVICES
+from slipway_client.transport.http import ADVICE, advice, path
 from slipway_client.transport.patience import Patience
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.sanitize import printable
 
 FIRST: Final = Patience()
-PROBLEM: Final = "urn:slipway:problem:"
 # Retryable statuses. Other statuses below 500 are final.
 NOT_NOW: Final = frozenset({408, 425})
 # Problems that any other server returns too, such as "Not Found" at a wrong address.
@@ -34,24 +43,6 @@ class LeaseEnded(Exception):
         self.reason = reason
 
 
-class Granted(msgspec.Struct, frozen=True):
-    """Leases of a gang."""
-
-    leases: list[Lease]
-
-
-class Charged(msgspec.Struct, frozen=True):
-    """Leases as which unleased starts were charged."""
-
-    items: list[Lease] = []
-
-
-class Issued(msgspec.Struct, frozen=True):
-    """Token bound to a lease."""
-
-    token: str
-
-
 class Broker:
     """The lease-broker for one caller. Every method raises NoAnswer if there was no answer or a retryable one, and
     Refused for a refusal that is final. The timeout of a call follows `patience`."""
@@ -62,29 +53,31 @@ class Broker:
         self._token = token
         self._patience = patience
 
-    async def acquire(self, wanted: Wanted, wait_seconds: float, *, within_seconds: float = inf) -> Lease | Waiting:
+    async def acquire(
+        self, wanted: Wanted, wait_seconds: float, *, within_seconds: float = inf
+    ) -> Lease | QueuedRequest:
         """Request a lease; returns it, or the place in the queue."""
-        status, body = await self._call(
+        status, answer = await self._call(
             "POST",
             path("lease-pools", wanted.lease_pool_id, "leases"),
             wanted.body(wait_seconds),
             wait_seconds=wait_seconds,
             within_seconds=within_seconds,
         )
-        return _read(body, Waiting) if status == 202 else _read(body, Lease)
+        return _read(answer, QueuedRequest) if status == 202 else _read(answer, Lease)
 
     async def acquire_gang(
         self, wanted: Gang, wait_seconds: float, *, within_seconds: float = inf
-    ) -> list[Lease] | Waiting:
+    ) -> list[Lease] | QueuedRequest:
         """Request the leases of all members; returns them, or the place in their queues."""
-        status, body = await self._call(
+        status, answer = await self._call(
             "POST",
             "/lease-gangs",
             wanted.body(wait_seconds),
             wait_seconds=wait_seconds,
             within_seconds=within_seconds,
         )
-        return _read(body, Waiting) if status == 202 else _read(body, Granted).leases
+        return _read(answer, QueuedRequest) if status == 202 else _read(answer, GrantedGang).leases
 
     async def cancel(self, wanted: Wanted, *, within_seconds: float = inf) -> None:
         """Cancel a request. A lease that was granted to it is released, unless others hold it."""
@@ -103,10 +96,10 @@ class Broker:
         body |= {"holder": holder} if holder else {}
         await self._held("release", lease, body)
 
-    async def lease_pool(self, lease_pool_id: str) -> dict[str, Any] | None:
-        """Row of a lease pool, with its terms; None for an unknown one."""
+    async def lease_pool(self, lease_pool_id: str) -> LeasePool | None:
+        """A lease pool, with its terms; None for an unknown one."""
         try:
-            return (await self._call("GET", path("lease-pools", lease_pool_id)))[1]
+            return _read((await self._call("GET", path("lease-pools", lease_pool_id)))[1], LeasePool)
         except Refused as refused:
             if refused.slug == "unknown-lease-pool":
                 return None
@@ -114,18 +107,17 @@ class Broker:
 
     async def report_unleased(self, lease_pool_id: str, start: Start) -> Lease | None:
         """Report an unleased start; returns the lease it was charged as, None if its hold is over."""
-        body = {"starts": [msgspec.to_builtins(start)]}
-        _, answer = await self._call("POST", path("lease-pools", lease_pool_id, "unleased"), body)
-        charged = _read(answer, Charged).items
+        _, answer = await self._call("POST", path("lease-pools", lease_pool_id, "unleased"), {"starts": [start]})
+        charged = _read(answer, ChargedStarts).items
         return charged[0] if charged and charged[0].hold_seconds_left > 0 else None
 
     async def lease_token(self, lease: Lease, holder: str = "") -> str:
         """Issue a token that permits a holder no more than to hold this lease. Raises LeaseEnded."""
         body = {"fencing_token": lease.fencing_token} | ({"holder": holder} if holder else {})
         answer = await self._held("token", lease, body)
-        return _read(answer, Issued).token
+        return _read(answer, BoundToken).token
 
-    async def _held(self, what: str, lease: Lease, body: dict[str, Any]) -> dict[str, Any]:
+    async def _held(self, what: str, lease: Lease, body: object) -> bytes:
         try:
             return (await self._call("POST", path("leases", lease.lease_id, what), body))[1]
         except Refused as refused:
@@ -137,11 +129,11 @@ class Broker:
         self,
         method: str,
         path: str,
-        body: dict[str, Any] | None = None,
+        body: object = None,
         *,
         wait_seconds: float = 0.0,
         within_seconds: float = inf,
-    ) -> tuple[int, dict[str, Any]]:
+    ) -> tuple[int, bytes]:
         """Call the broker, which may hold its answer back for `wait_seconds`. A caller that goes on without an answer
         `within_seconds` still waits as long as for a broker that was never slow."""
         if not _is_address(self.url):  # would look like an outage
@@ -166,16 +158,11 @@ class Broker:
         if status >= 500 or status in NOT_NOW or 300 <= status < 400:
             problem = OTHER_SERVICE if status < 400 else ""
             raise NoAnswer(f"{self.url} answered {status}", problem, received.retry_after_seconds)
-        try:
-            read = msgspec.json.decode(answered or b"{}", type=dict[str, Any])
-        except msgspec.MsgspecError:
-            read = {}
-            if status < 300:
-                text = f"{self.url} did not answer with JSON: is it a lease-broker?"
-                raise NoAnswer(text, OTHER_SERVICE) from None
         if status >= 400:
-            raise _refused(method, url, status, read)
-        return status, read
+            raise _refused(method, url, status, answered)
+        if answered and not answered.startswith(b"{"):
+            raise NoAnswer(f"{self.url} did not answer with JSON: is it a lease-broker?", OTHER_SERVICE)
+        return status, answered
 
 
 def _is_address(url: str) -> bool:
@@ -186,17 +173,21 @@ def _is_address(url: str) -> bool:
         return False
 
 
-def _read(body: dict[str, Any], kind: type[Answered]) -> Answered:
+def _read(answer: bytes, kind: type[Answered]) -> Answered:
     try:
-        return msgspec.convert(body, kind)
-    except msgspec.ValidationError as error:
-        raise NoAnswer(f"invalid answer, expected a {kind.__name__.lower()}: {error}") from error
+        return msgspec.json.decode(answer, type=kind)
+    except msgspec.DecodeError as error:
+        raise NoAnswer(f"invalid answer, expected a {kind.__name__}: {error}") from error
 
 
-def _refused(method: str, url: str, status: int, problem: dict[str, Any]) -> Refused:
-    slug = str(problem.get("type", "")).removeprefix(PROBLEM)
-    text = ": ".join(str(problem[part]) for part in ("title", "detail") if problem.get(part))
+def _refused(method: str, url: str, status: int, answer: bytes) -> Refused:
+    try:
+        problem = msgspec.json.decode(answer, type=Problem)
+    except msgspec.DecodeError:
+        problem = Problem(type="", title="", status=status, detail="")
+    slug = problem.code
+    text = ": ".join(filter(None, (problem.title, problem.detail)))
     if slug in NO_SUCH_ROUTE:
         text = f"{method} {url} answered {status} {text}".strip() + ": is it a lease-broker?"
     lines = [text or f"{method} {url} was refused ({status})", *([advice(problem, slug)] if slug in ADVICE else [])]
-    return Refused("\n".join(map(printable, lines)), slug, status, reason=str(problem.get("reason") or ""))
+    return Refused("\n".join(map(printable, lines)), slug, status, reason=problem.reason or "")

@@ -19,14 +19,16 @@ from types import FrameType
 from typing import Any, Final, Generic, TypeVar
 
 from slipway_api.events.lease import LeaseGroup
+from slipway_api.http.lease_broker import Lease
 from slipway_client.leases.admission import FAIL_OPEN_VARIABLE, UNAVAILABLE_SECONDS, Admission, FailOpen
 from slipway_client.leases.admitting import Unleased
 from slipway_client.leases.errors import LeaseLost
 from slipway_client.leases.holder import holder
 from slipway_client.leases.log import log
 from slipway_client.leases.session import Session, open_session, readable_token
-from slipway_client.leases.terms import Lease, Wanted, parse_handle
-from slipway_client.transport.http import SERVICES, token_of
+from slipway_client.leases.terms import Wanted, parse_handle
+from slipway_client.transport.failed import SERVICES
+from slipway_client.transport.http import token_of
 from slipway_client.transport.switch import switched_off
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import new_id

@@ -2,11 +2,10 @@
 
 from typing import TYPE_CHECKING, Final
 
-from slipway_client.transport.http import Failed
+from slipway_client.transport.failed import Failed
 
 if TYPE_CHECKING:
-    from slipway_client.leases.terms import Waiting
-
+    from slipway_api.http.lease_broker import QueuedRequest
 NOT_ADMITTED: Final = 75  # sysexits' EX_TEMPFAIL: try again later
 UNREACHABLE: Final = 69  # EX_UNAVAILABLE
 LOST: Final = 76  # EX_PROTOCOL: the lease is no longer held
@@ -27,7 +26,7 @@ class NotAdmitted(LeaseError):
     """The broker granted nothing within the wait. `waiting` is its last answer."""
 
     exit_code = NOT_ADMITTED
-    waiting: "Waiting | None" = None
+    waiting: "QueuedRequest | None" = None
 
 
 class Unreachable(LeaseError):

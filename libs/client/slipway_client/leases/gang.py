@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 
+from slipway_api.http.lease_broker import Lease, QueuedRequest
 from slipway_client.leases.admitting import Admitting, Unleased
 from slipway_client.leases.errors import Refused
-from slipway_client.leases.terms import Lease, Waiting
 from slipway_client.leases.unleased import LAST_TRY_SECONDS
 from slipway_client.transport.exchange import NoAnswer
 
@@ -13,7 +13,7 @@ from slipway_client.transport.exchange import NoAnswer
 class GangRequest(Admitting[list[Lease]]):
     """Request for all leases of a gang. None is held unless all are granted."""
 
-    async def _send(self, wait_seconds: float, until: float) -> list[Lease] | Waiting:
+    async def _send(self, wait_seconds: float, until: float) -> list[Lease] | QueuedRequest:
         return await self._broker.acquire_gang(self._gang, wait_seconds, within_seconds=until - self._asked_at)
 
     async def _start_unleased(self) -> list[Lease] | Unleased:

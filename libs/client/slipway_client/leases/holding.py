@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from slipway_api.http.lease_broker import Lease
 from slipway_client.leases.admission import Wait
-from slipway_client.leases.terms import Lease
 from slipway_client.transport.backoff import Backoff, next_backoff
 
 RENEWALS_PER_TTL: Final = 3

@@ -6,10 +6,12 @@ charged to the lease pool as soon as the broker is back.
 """
 
 from math import inf
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
+
+from slipway_api.http.lease_pools import LeasePool
+from slipway_client.view.phrases import limit_in_force
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,18 +35,16 @@ def unknown(hold_seconds: float) -> Pace:
     return Pace(limit_units=1, hold_seconds=hold_seconds)
 
 
-def seen(row: dict[str, Any], operation: str, before: Pace | None) -> Pace:
-    """Pace of an operation from the row of a lease pool. A drained pool lets nothing start, also without its broker."""
-    limit_units = row.get("limit_in_force")
-    limit_units = int(row["limit"] if limit_units is None else limit_units)
-    hold_seconds = float(row["hold_seconds"])
-    in_force = row["pacing_in_force"]
-    pacing = in_force["operations"].get(operation, in_force["default"])
+def seen(pool: LeasePool, operation: str, before: Pace | None) -> Pace:
+    """Pace of an operation from the terms of a lease pool. A drained pool lets nothing start, also without its
+    broker."""
+    in_force = pool.pacing_in_force
+    pacing = in_force.operations.get(operation, in_force.default)
     return Pace(
-        limit_units=limit_units,
-        hold_seconds=hold_seconds,
-        interval_seconds=0.0 if pacing is None else float(pacing["interval_seconds"]),
-        waiting_units=int(row.get("waiting") or 0),
+        limit_units=limit_in_force(pool),
+        hold_seconds=pool.hold_seconds,
+        interval_seconds=0.0 if pacing is None else pacing.interval_seconds,
+        waiting_units=pool.waiting,
         next_start_at=before.next_start_at if before else 0.0,
     )
 

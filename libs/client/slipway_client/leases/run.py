@@ -4,18 +4,18 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
+from slipway_api.http.lease_broker import Lease
 from slipway_client.leases.admitting import Unleased
 from slipway_client.leases.child import FORWARDED, FROM_TERMINAL, Child, in_front_of_terminal
 from slipway_client.leases.environment import of_command, without_secrets
 from slipway_client.leases.holding import LeaseEnd
 from slipway_client.leases.session import Session
 from slipway_client.leases.status_file import Status
-from slipway_client.leases.terms import Lease
 from slipway_common.base.process.groups import CannotStart
 
 STOP_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
@@ -65,8 +65,7 @@ async def run(
         )
 
     preparing = asyncio.create_task(prepare())
-    either: set[asyncio.Future[Any]] = {preparing, running.signalled}
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((preparing, running.signalled), return_when=asyncio.FIRST_COMPLETED)
     code, result = 0, "cancelled"
     try:
         if running.first is None:

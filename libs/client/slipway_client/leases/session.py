@@ -5,10 +5,11 @@ import contextlib
 import os
 from collections.abc import Callable, Coroutine
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
+from slipway_api.http.lease_broker import Lease, QueuedRequest
 from slipway_client.leases import holding, pace
 from slipway_client.leases.admission import Admission, FailOpen, Wait
 from slipway_client.leases.admitting import Admitting, Unleased, outlook
@@ -16,11 +17,11 @@ from slipway_client.leases.broker import Broker, LeaseEnded
 from slipway_client.leases.errors import Refused
 from slipway_client.leases.holding import Holding, LeaseEnd
 from slipway_client.leases.state import Spooled, State, folder
-from slipway_client.leases.terms import Gang, Lease, Member, Start, Waiting, Wanted
+from slipway_client.leases.terms import Gang, Member, Start, Wanted, hold_seconds
 from slipway_client.leases.unleased import LAST_TRY_SECONDS, UnleasedStarts
 from slipway_client.transport.backoff import Backoff, next_backoff
 from slipway_client.transport.exchange import NoAnswer
-from slipway_client.transport.http import Failed
+from slipway_client.transport.failed import Failed
 from slipway_common.base.clock import monotonic_seconds
 
 RELEASE_SECONDS: Final = 10.0
@@ -63,7 +64,7 @@ class Session(Admitting[Lease]):
 
     # Admission
 
-    async def _send(self, wait_seconds: float, until: float) -> Lease | Waiting:
+    async def _send(self, wait_seconds: float, until: float) -> Lease | QueuedRequest:
         with contextlib.suppress(NoAnswer):  # first, so that they count before anything is granted
             await self._unreported.report_once()
         self._asked_at, self._sent = monotonic_seconds(), True
@@ -199,8 +200,8 @@ class Session(Admitting[Lease]):
                 request_id=f"lost-{lease.lease_id}",  # so that the loss is charged once, however often reported
                 operation=self._wanted.operation,
                 units=lease.units,
-                started_at=lease.granted_at,
-                hold_seconds=lease.hold_seconds,
+                started_at=lease.granted_at.isoformat(),
+                hold_seconds=hold_seconds(lease),
                 cause="lost",
             )
             self._start_uncounted(start)
@@ -250,14 +251,14 @@ class Session(Admitting[Lease]):
             self._start_background(self._record_pace())
             self._start_background(self._unreported.report())
 
-    def _start_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_background(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
     async def _record_pace(self) -> None:
         pool = self._wanted.lease_pool_id
-        with contextlib.suppress(NoAnswer, Refused, KeyError, ValueError, TypeError):
+        with contextlib.suppress(NoAnswer, Refused):
             if (row := await self._broker.lease_pool(pool)) is not None:
                 self._state.learn(pool, pace.seen(row, self._wanted.operation, self._state.pace(pool)))
 

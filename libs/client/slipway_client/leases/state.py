@@ -11,10 +11,10 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import inf
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -56,7 +56,7 @@ def folder(environment: Mapping[str, str]) -> Path:
 class State:
     """State files of one lease-broker. Never raises: a write error is logged once."""
 
-    def __init__(self, folder: Path, broker_url: str, log: Any) -> None:
+    def __init__(self, folder: Path, broker_url: str, log: Callable[[str], None]) -> None:
         self.folder = folder / "leases" / _name(broker_url)
         self._log = log
         self._complained = False

@@ -1,11 +1,9 @@
 """Requests to the lease-broker and its answers. Values only."""
 
-from typing import Any
-
 import msgspec
 
 from slipway_api.events.lease import LeaseGroup, ReplacedLease
-from slipway_client.view import moments
+from slipway_api.http.lease_broker import Lease
 from slipway_common.base.sanitize import printable
 
 
@@ -36,16 +34,16 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
                     f"the {name.replace('_', ' ')} {printable(text)} has a character that cannot be printed"
                 )
 
-    def body(self, wait_seconds: float) -> dict[str, Any]:
+    def body(self, wait_seconds: float) -> dict[str, object]:
         """Body of the request; the broker chooses defaults for what is left out."""
-        given: dict[str, Any] = msgspec.to_builtins(self)
+        given = msgspec.to_builtins(self)
         given = {name: value for name, value in given.items() if value not in (None, "")}
         if not self.join:
             del given["join"]
         del given["lease_pool_id"]
         if self.group is not None and self.group.member is None:
             del given["group"]["member"]
-        return given | {"wait_seconds": wait_seconds}
+        return {**given, "wait_seconds": wait_seconds}
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,55 +62,23 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     operation: str = "install"
     tenant: str = ""
 
-    def body(self, wait_seconds: float) -> dict[str, Any]:
+    def body(self, wait_seconds: float) -> dict[str, object]:
         """Body of the request."""
-        given: dict[str, Any] = msgspec.to_builtins(self)
+        given = msgspec.to_builtins(self)
         given["members"] = [
             {name: value for name, value in member.items() if value is not None} for member in given["members"]
         ]
         return {name: value for name, value in given.items() if value != ""} | {"wait_seconds": wait_seconds}
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease as the broker returns it. `ttl_seconds` is the full TTL of its pool; durations `left` are those when it
-    answered, by its clock."""
-
-    lease_id: str
-    lease_pool_id: str
-    request_id: str
-    fencing_token: int
-    ttl_seconds: float
-    ttl_seconds_left: float
-    hold_seconds_left: float
-    granted_at: str
-    hold_until: str
-    expires_at: str | None = None
-    units: int = 1
-    state: str = "confirmed"
-    waited_seconds: float = 0.0
-    mode: str = "enforce"
-    advised_wait_seconds: float | None = None
-    reason: str | None = None
-
-    @property
-    def hold_seconds(self) -> float:
-        """Total hold."""
-        return (moments.at(self.hold_until) - moments.at(self.granted_at)).total_seconds()
-
-    @property
-    def handle(self) -> str:
-        """Handle for shells: LEASE_ID:FENCING_TOKEN."""
-        return f"{self.lease_id}:{self.fencing_token}"
+def hold_seconds(lease: Lease) -> float:
+    """Total hold of a lease."""
+    return (lease.hold_until - lease.granted_at).total_seconds()
 
 
-class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A queued request; `position` counts from 1, `eta_seconds` is None if unknown. `cause` is the code of `reason`."""
-
-    position: int | None = None
-    eta_seconds: float | None = None
-    retry_after_seconds: float = 1.0
-    reason: str | None = None
-    cause: str | None = None
+def handle(lease: Lease) -> str:
+    """Handle for shells: LEASE_ID:FENCING_TOKEN."""
+    return f"{lease.lease_id}:{lease.fencing_token}"
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):

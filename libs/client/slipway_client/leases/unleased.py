@@ -8,11 +8,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from slipway_api.http.lease_broker import Lease
 from slipway_client.leases import errors
 from slipway_client.leases.broker import Broker, LeaseEnded
 from slipway_client.leases.errors import Refused
 from slipway_client.leases.state import Spooled, State
-from slipway_client.leases.terms import Lease
 from slipway_client.transport.backoff import Backoff, next_backoff
 from slipway_client.transport.exchange import NoAnswer
 from slipway_common.base.clock import monotonic_seconds

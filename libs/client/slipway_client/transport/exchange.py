@@ -84,7 +84,7 @@ class Answer(msgspec.Struct, frozen=True):
         return f"{self.status} {': '.join(parts)}".strip()
 
 
-async def post(url: str, body: dict[str, Any], *, token: str = "", seconds: float = REQUEST_SECONDS) -> Answer:
+async def post(url: str, body: object, *, token: str = "", seconds: float = REQUEST_SECONDS) -> Answer:
     """POST JSON. Raises NoAnswer."""
     return await _request("POST", url, msgspec.json.encode(body), token, seconds)
 

@@ -1,15 +1,19 @@
 """HTTP client for the services. Refusals become messages that name the object, the problem and the remedy."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from urllib.parse import quote, unquote
 
+import msgspec
+
+from slipway_api.problems import Problem
 from slipway_client.transport import trust
+from slipway_client.transport.failed import KAFKA, Failed, InvalidDeclaration
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.sanitize import printable
 from slipway_common.base.tls import UnusableFile
@@ -17,13 +21,8 @@ from slipway_common.base.tls import UnusableFile
 if TYPE_CHECKING:
     import httpx2  # takes a quarter of the start-up time: imported with the first request
 
-SERVICES: Final = {
-    "provisioner": "http://127.0.0.1:7301",
-    "weight-calculator": "http://127.0.0.1:7302",
-    "lease-broker": "http://127.0.0.1:7303",
-}
-KAFKA: Final = "127.0.0.1:9092"
 PAGE_ITEMS: Final = 1_000
+JSON: Final = {"Content-Type": "application/json"}
 DEMO: Final = "; a demo writes its own to .slipway/env"
 ADVICE: Final = {
     "no-token": "set SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN (`ps` shows a --token)",
@@ -46,29 +45,9 @@ LISTED: Final = {
     "unknown-lease-pool": ("lease pool", "lease-broker", "/lease-pools"),
 }
 LISTED_IDS_MAX: Final = 10
-
-
-class Failed(Exception):
-    """A service or Kafka is unavailable, or refused a request. The text is for people; `slug`, `status`, `path` and
-    `problem`, the document of the refusal, are those of a refused request, and empty if there was no answer.
-    `exit_code` is the exit code of the command."""
-
-    exit_code = 1
-
-    def __init__(
-        self, text: str, slug: str = "", status: int = 0, *, path: str = "", problem: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(text)
-        self.slug = slug
-        self.status = status
-        self.path = path
-        self.problem = problem or {}
-
-
-class InvalidDeclaration(Failed):
-    """A service refused a declaration as invalid, as a file would be."""
-
-    exit_code = 2
+T = TypeVar("T")
+Parameter = str | int | float | bool | Sequence[str] | None
+"""Query parameter; None is left out."""
 
 
 def token_of(environment: Mapping[str, str]) -> str:
@@ -91,6 +70,35 @@ def _token(given: str, file: Path | None) -> str:
         source = "SLIPWAY_TOKEN" if given else f"SLIPWAY_TOKEN_FILE={file}"
         raise Failed(f"{source} is not a token: it has line breaks, or characters that are not ASCII")
     return token
+
+
+class Decoded(Generic[T]):
+    """An object from a service: its `value` as this version knows it, and the whole of it as it was sent, with the
+    fields that only a newer version has. In a list of several services each has its `service`."""
+
+    def __init__(self, value: T, raw: bytes | msgspec.Raw, service: str = "") -> None:
+        self.value = value
+        self.service = service
+        self._raw = raw
+
+    @cached_property
+    def sent(self) -> dict[str, object]:
+        fields = msgspec.json.decode(self._raw, type=dict[str, object])
+        return {"service": self.service, **fields} if self.service else fields
+
+
+class _Listed(msgspec.Struct):
+    """A list, or a page of one, whose items are decoded one by one."""
+
+    items: list[msgspec.Raw]
+    next: str | None = None
+
+
+class _Named(msgspec.Struct):
+    """An item of a list that has a name for people."""
+
+    id: str
+    name: str = ""
 
 
 class Api:
@@ -146,103 +154,147 @@ class Api:
         verify = trust.context() if verified else False
         return httpx2.Client(headers=self.headers, timeout=self.timeout_seconds, trust_env=False, verify=verify)
 
-    def get(self, service: str, path: str, **parameters: Any) -> Any:
-        return self._call("GET", service, path, parameters)
+    def get(self, type_: type[T], service: str, path: str, **parameters: Parameter) -> T:
+        return self._read("GET", type_, service, path, parameters).value
 
-    def items(self, service: str, path: str, *, limit: int | None = None, **parameters: Any) -> list[dict[str, Any]]:
+    def read(
+        self,
+        type_: type[T],
+        service: str,
+        path: str,
+        *,
+        method: str = "GET",
+        body: object = msgspec.UNSET,
+        **parameters: Parameter,
+    ) -> Decoded[T]:
+        """The answer to a request, also as it was sent."""
+        return self._read(method, type_, service, path, parameters, body)
+
+    def items(
+        self, type_: type[T], service: str, path: str, *, limit: int | None = None, **parameters: Parameter
+    ) -> list[T]:
         """Items of a list, at most `limit` of them, from as many pages as that takes."""
-        rows: list[dict[str, Any]] = []
+        return [row.value for row in self.rows(type_, service, path, limit=limit, **parameters)]
+
+    def rows(
+        self, type_: type[T], service: str, path: str, *, limit: int | None = None, **parameters: Parameter
+    ) -> list[Decoded[T]]:
+        """The same, each also as it was sent."""
+        found: list[Decoded[T]] = []
         cursor = None
-        while limit is None or len(rows) < limit:
-            wanted = PAGE_ITEMS if limit is None else min(PAGE_ITEMS, limit - len(rows))
-            answer = self.get(service, path, limit=wanted, cursor=cursor, **parameters)
-            rows += answer["items"]
-            cursor = answer.get("next")
+        while limit is None or len(found) < limit:
+            wanted = PAGE_ITEMS if limit is None else min(PAGE_ITEMS, limit - len(found))
+            answer = self._answer("GET", service, path, {**parameters, "limit": wanted, "cursor": cursor})
+            page = _decoded(answer, _Listed)
+            found += [Decoded(_decoded(answer, type_, item), item) for item in page.items]
+            cursor = page.next
             if cursor is None:
                 break
-        return rows
+        return found
 
-    def list_all(self, path: str, services: Iterable[str] = (), **parameters: Any) -> tuple[list[dict[str, Any]], str]:
-        """Items of a list that every service has, of all of them or of `services`, each with its `service`. The text
-        says which ones did not answer. Raises Failed if none did."""
-        rows: list[dict[str, Any]] = []
+    def list_all(
+        self, type_: type[T], path: str, services: Iterable[str] = (), **parameters: Parameter
+    ) -> tuple[list[Decoded[T]], str]:
+        """Items of a list that every service has, of all of them or of `services`. The text says which ones did not
+        answer. Raises Failed if none did."""
+        rows: list[Decoded[T]] = []
         errors: list[str] = []
         asked = list(services) or list(self.urls)
+        limit = parameters.pop("limit", None)
         for service in asked:
             try:
-                rows += [{"service": service, **row} for row in self.items(service, path, **parameters)]
+                found = self.rows(type_, service, path, limit=limit if isinstance(limit, int) else None, **parameters)
             except Failed as error:
                 errors.append(str(error))
+            else:
+                rows += [Decoded(row.value, row._raw, service) for row in found]
         text = "\n".join(dict.fromkeys(errors))  # one that all have only once
         if len(errors) == len(asked):
             raise Failed(text)
         return rows, text
 
-    def get_tagged(self, service: str, path: str) -> tuple[Any, str]:
+    def get_tagged(self, type_: type[T], service: str, path: str) -> tuple[T, str]:
         """An object with its entity tag, by which `put_tagged` replaces just this version of it."""
         answer = self._answer("GET", service, path, {})
-        return _json(answer), str(answer.headers.get("etag", ""))
+        return _decoded(answer, type_), str(answer.headers.get("etag", ""))
 
-    def put(self, service: str, path: str, body: Any, **parameters: Any) -> Any:
-        return self._call("PUT", service, path, parameters, body)
+    def put(self, type_: type[T], service: str, path: str, body: object, **parameters: Parameter) -> T:
+        return self._read("PUT", type_, service, path, parameters, body).value
 
-    def put_lines(self, service: str, path: str, body: Callable[[], Iterable[bytes]], **parameters: Any) -> Any:
+    def put_lines(
+        self, type_: type[T], service: str, path: str, body: Callable[[], Iterable[bytes]], **parameters: Parameter
+    ) -> T:
         """PUT newline-delimited JSON, sent chunk by chunk; `body` is called for each attempt."""
         headers = {"Content-Type": "application/x-ndjson"}
-        return _json(self._answer("PUT", service, path, parameters, lines=body, headers=headers))
+        return _decoded(self._answer("PUT", service, path, parameters, content=body, headers=headers), type_)
 
-    def put_tagged(self, service: str, path: str, body: Any, tag: str, **parameters: Any) -> Any:
+    def put_tagged(self, type_: type[T], service: str, path: str, body: object, tag: str, **parameters: Parameter) -> T:
         """Replace the version of an object that has this entity tag; refused with 412 if there is another by now."""
-        return _json(self._answer("PUT", service, path, parameters, json=body, headers={"If-Match": tag}))
+        headers = JSON | {"If-Match": tag}
+        answer = self._answer("PUT", service, path, parameters, content=msgspec.json.encode(body), headers=headers)
+        return _decoded(answer, type_)
 
-    def post(self, service: str, path: str, body: Any) -> Any:
-        return self._call("POST", service, path, {}, body)
+    def post(self, type_: type[T], service: str, path: str, body: object) -> T:
+        return self._read("POST", type_, service, path, {}, body).value
 
-    def patch(self, service: str, path: str, body: Any) -> Any:
-        return self._call("PATCH", service, path, {}, body)
-
-    def delete(self, service: str, path: str, **parameters: Any) -> Any:
-        return self._call("DELETE", service, path, parameters)
+    def delete(self, type_: type[T], service: str, path: str, **parameters: Parameter) -> T:
+        return self._read("DELETE", type_, service, path, parameters).value
 
     def not_found(self, refused: Failed) -> str | None:
         """Message for an unknown ID that names the existing ones; None for other refusals, or if they are unknown."""
-        kind, service, collection = LISTED.get(refused.slug, ("", "", ""))
+        if refused.slug not in LISTED:
+            return None
+        kind, service, collection = LISTED[refused.slug]
         if not refused.path.startswith(f"{collection}/"):
             return None
         id_ = unquote(refused.path.removeprefix(f"{collection}/").partition("/")[0])
         try:
-            rows = self.get(service, collection)["items"]
-            existing = list(dict.fromkeys(str(row.get("name", row["id"])) for row in rows))  # one for all revisions
-        except (Failed, KeyError, TypeError):
+            rows = self.items(_Named, service, collection)
+        except Failed:
             return None
+        existing = list(dict.fromkeys(row.name or row.id for row in rows))  # one for all revisions
         more = len(existing) - LISTED_IDS_MAX
         verb = "is" if len(existing) == 1 else "are"
         names = ", ".join(existing[:LISTED_IDS_MAX]) + (f" and {more} more" if more > 0 else "")
         return printable(f"no {kind} {id_}; {f'there {verb} {names}' if existing else 'none is declared'}")
 
-    def _call(self, method: str, service: str, path: str, parameters: Mapping[str, Any], body: Any = None) -> Any:
-        return _json(self._answer(method, service, path, parameters, json=body))
+    def _read(
+        self,
+        method: str,
+        type_: type[T],
+        service: str,
+        path: str,
+        parameters: Mapping[str, Parameter],
+        body: object = msgspec.UNSET,
+    ) -> Decoded[T]:
+        if body is msgspec.UNSET:
+            answer = self._answer(method, service, path, parameters)
+        else:
+            content = msgspec.json.encode(body)
+            answer = self._answer(method, service, path, parameters, content=content, headers=JSON)
+        return Decoded(_decoded(answer, type_), answer.content)
 
     def _answer(
         self,
         method: str,
         service: str,
         path: str,
-        parameters: Mapping[str, Any],
+        parameters: Mapping[str, Parameter],
         *,
-        lines: Callable[[], Iterable[bytes]] | None = None,
-        **sent: Any,
+        content: bytes | Callable[[], Iterable[bytes]] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> "httpx2.Response":
-        """The answer to a request, which is repeated if it was one too many. `sent` are its body and headers, as the
-        HTTP client takes them, or its `lines` are its body."""
+        """The answer to a request, which is repeated if it was one too many."""
         import httpx2
 
         given = {name: value for name, value in parameters.items() if value is not None}
         until = monotonic_seconds() + self.timeout_seconds
         try:
             while True:
-                body: dict[str, Any] = {} if lines is None else {"content": lines()}
-                answer = self._client.request(method, self.urls[service] + path, params=given, **sent, **body)
+                body = content() if callable(content) else content
+                answer = self._client.request(
+                    method, self.urls[service] + path, params=given, content=body, headers=headers
+                )
                 pause = pause_seconds(answer.status_code, answer.headers)
                 if pause is None or monotonic_seconds() + pause > until:
                     break
@@ -279,39 +331,36 @@ def pause_seconds(status: int, headers: Mapping[str, str]) -> float | None:
     return asked_pause_seconds(max(1.0, asked_seconds), Random().random())  # noqa: S311 (spreads repetitions)
 
 
-def advice(problem: Mapping[str, Any], slug: str) -> str:
+def advice(problem: Problem, slug: str) -> str:
     """Remedy for a refusal of ADVICE."""
-    return ADVICE[slug].replace("{needed}", str(problem.get("needed") or "SCOPE"))
+    return ADVICE[slug].replace("{needed}", problem.needed or "SCOPE")
 
 
-def _json(answer: "httpx2.Response") -> Any:
-    if not answer.content:
-        return None
+def _decoded(answer: "httpx2.Response", type_: type[T], part: bytes | msgspec.Raw | None = None) -> T:
+    """An answer, or a part of it, as a type. Raises Failed."""
     try:
-        return answer.json()
-    except ValueError as error:
+        return msgspec.json.decode(part or answer.content or b"null", type=type_)
+    except msgspec.ValidationError as error:
+        url = printable(str(answer.request.url))
+        raise Failed(f"the answer of {url} is not that of a Slipway service of this version: {error}") from error
+    except msgspec.DecodeError as error:
         raise Failed(f"{answer.request.url} did not answer with JSON: is it a Slipway service?") from error
 
 
 def _refusal(service: str, path: str, answer: "httpx2.Response") -> Failed:
     """Text of a problem+json body; any other body is not shown, since it may be an HTML page."""
     try:
-        problem = answer.json()
-    except ValueError:
-        problem = None
-    if not isinstance(problem, dict) or "title" not in problem:
+        problem = msgspec.json.decode(answer.content, type=Problem)
+    except msgspec.DecodeError:
         status = f"{answer.status_code} {printable(answer.reason_phrase)}".strip()
         text = f"{service} answered {status} to {answer.request.method} {path}: is it a Slipway service?"
         return Failed(text, status=answer.status_code, path=path)
-    slug = str(problem.get("type", "")).removeprefix("urn:slipway:problem:")
+    slug = problem.code
     is_invalid = slug == "invalid-declaration"
-    errors = problem.get("errors", [])
+    errors = problem.errors or []
     repeated = bool(errors) and slug in ("invalid-declaration", "invalid-request")  # the detail is the first error
-    lines = [": ".join(str(problem[part]) for part in ("title", "detail")[: 2 - repeated] if problem.get(part))]
-    for entry in errors:
-        lines.append(
-            "  " + ": ".join(str(entry[part]) for part in ("document", "where", "path", "reason") if entry.get(part))
-        )
+    lines = [": ".join(filter(None, (problem.title, "" if repeated else problem.detail)))]
+    lines += ["  " + ": ".join(filter(None, (part.document, part.where, part.path, part.reason))) for part in errors]
     if slug in ADVICE:
         lines.append(advice(problem, slug))
     kind = InvalidDeclaration if is_invalid else Failed

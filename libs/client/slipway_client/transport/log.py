@@ -18,7 +18,8 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 from pydantic import ValidationError
 
 from slipway_api.events.topics import EVENT_OF
-from slipway_client.transport.http import DEMO, Failed
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import DEMO
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.settings import UnreadableFile
 from slipway_common.messaging import fetched

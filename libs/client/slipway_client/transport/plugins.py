@@ -3,26 +3,55 @@
 One request of the daemon's protocol needs no library, so that this package does not depend on the scheduler's.
 """
 
-import json
 import socket
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from slipway_client.transport.http import Failed
+import msgspec
+
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import Decoded
 
 SOCKET: Final = Path("/run/slipway-terraform/daemon.sock")
 REPLY_SECONDS: Final = 10.0
 REPLY_BYTES_MAX: Final = 1 << 24
 
 
-def processes(path: Path) -> list[dict[str, Any]]:
+class PluginProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A plugin process of the daemon."""
+
+    handle: str
+    source: str
+    version: str
+    pid: int
+    state: str
+    in_use: int
+    age_seconds: float
+    invocations: int
+    memory_bytes: int | None
+
+
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _Result(msgspec.Struct):
+    processes: list[msgspec.Raw]
+
+
+class _Reply(msgspec.Struct):
+    result: _Result | None = None
+    error: _Error | None = None
+
+
+def processes(path: Path) -> list[Decoded[PluginProcess]]:
     """Plugin processes of the daemon at `path`. Raises Failed."""
     request = {"jsonrpc": "2.0", "id": 1, "method": "v1.ls"}
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(REPLY_SECONDS)
             connection.connect(str(path))
-            connection.sendall(json.dumps(request).encode() + b"\n")
+            connection.sendall(msgspec.json.encode(request) + b"\n")
             with connection.makefile("rb") as replies:
                 line = replies.readline(REPLY_BYTES_MAX)
     except OSError as error:
@@ -31,11 +60,12 @@ def processes(path: Path) -> list[dict[str, Any]]:
             "Start `slipway-terraform serve`, run as its user, or name its socket with --socket"
         ) from None
     try:
-        reply = json.loads(line)
-        if "error" in reply:
-            raise Failed(str(reply["error"]["message"]))
-        return list(reply["result"]["processes"])
-    except (ValueError, KeyError, TypeError):
+        reply = msgspec.json.decode(line, type=_Reply)
+        if reply.error is not None:
+            raise Failed(reply.error.message)
+        rows = reply.result.processes if reply.result else []
+        return [Decoded(msgspec.json.decode(row, type=PluginProcess), row) for row in rows]
+    except msgspec.DecodeError:
         raise Failed(
             f"{path} does not answer as a daemon of slipway-terraform; name its socket with --socket"
         ) from None

@@ -1,9 +1,10 @@
 """A dead letter with its bytes, in lines for people. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
+from slipway_api.http.service import DeadLetterContent
 from slipway_client.view import moments
 from slipway_common.base.sanitize import printable
 
@@ -12,20 +13,20 @@ BYTES_MAX: Final = 512  # of other bytes that are shown
 ROW_BYTES: Final = 16
 
 
-def lines(letter: Mapping[str, Any], *, now: datetime) -> Iterator[str]:
+def lines(letter: DeadLetterContent, *, now: datetime) -> Iterator[str]:
     """The lines of a dead letter as the service returns it; bytes that are not text in hexadecimal."""
-    place = f"{letter['topic']}/{letter['partition']} at offset {letter['offset']}"
-    yield printable(f"{place}, {letter['state']} since {moments.clock(moments.at(letter['at']), now)}")
-    yield printable(f"reason   {letter['reason']}")
-    if letter["subject"]:
-        yield printable(f"subject  {letter['subject']}")
-    if letter["undecoded"]:
-        yield from _content("batch", letter["value"])
+    place = f"{letter.topic}/{letter.partition} at offset {letter.offset}"
+    yield printable(f"{place}, {letter.state} since {moments.clock(letter.at, now)}")
+    yield printable(f"reason   {letter.reason}")
+    if letter.subject:
+        yield printable(f"subject  {letter.subject}")
+    if letter.undecoded:
+        yield from _content("batch", letter.value)
         return
-    yield f"key      {_short(letter['key'])}"
-    for name, value, *raw in letter["headers"]:
-        yield f"header   {_short(raw[0]) if raw else printable(name)}: {_short(value)}"
-    yield from _content("value", letter["value"])
+    yield f"key      {_short(letter.key)}"
+    for name, value, *raw in letter.headers:
+        yield f"header   {_short(raw[0]) if raw else printable(name or '')}: {_short(value)}"
+    yield from _content("value", letter.value)
 
 
 def _short(hexadecimal: str | None) -> str:

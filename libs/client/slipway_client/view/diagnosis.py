@@ -1,12 +1,17 @@
 """Checks of a deployment, graded, with a remedy for each problem. Pure: grades facts that were gathered before."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from slipway_api.http.provisioner.accounts import Account
+from slipway_api.http.provisioner.launch_configs import LaunchConfig
+from slipway_api.http.provisioner.pools import LaunchStop, Pool
+from slipway_api.http.provisioner.recovery import Deployment
+from slipway_api.http.service import LeaderStatus, ListedAlert, ServiceStatus
 from slipway_client.view import moments
 from slipway_client.view.phrases import (
     count,
@@ -41,7 +46,7 @@ class ServiceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A service's answer to GET /status with the local times before and after it; `error` if there was none."""
 
     url: str
-    status: Mapping[str, Any] | None = None
+    status: ServiceStatus | None = None
     error: str = ""
     asked_at: datetime
     answered_at: datetime
@@ -60,12 +65,12 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
     kafka_error: str = ""
     differences: Sequence[str] | None = None
     heartbeats: Mapping[str, datetime] | None = None
-    alerts: Sequence[Mapping[str, Any]] | None = None
-    deployment: Mapping[str, Any] | None = None
-    launch_stops: Sequence[Mapping[str, Any]] | None = None
-    accounts: Sequence[Mapping[str, Any]] | None = None
-    pools: Sequence[Mapping[str, Any]] | None = None
-    configs: Sequence[Mapping[str, Any]] | None = None
+    alerts: Sequence[ListedAlert] | None = None
+    deployment: Deployment | None = None
+    launch_stops: Sequence[LaunchStop] | None = None
+    accounts: Sequence[Account] | None = None
+    pools: Sequence[Pool] | None = None
+    configs: Sequence[LaunchConfig] | None = None
     now: datetime
 
 
@@ -86,7 +91,7 @@ def diagnose(seen: Gathered) -> list[Finding]:
     for name, answer in seen.services.items():
         found.extend(_service(name, answer, seen.now))
     if seen.deployment is not None:
-        found.append(Finding(OK, "deployment", f"{seen.deployment['id']}, the tag of all its machines"))
+        found.append(Finding(OK, "deployment", f"{seen.deployment.id}, the tag of all its machines"))
     if statuses:
         found.extend(_versions(statuses, seen.own_version))
     found.extend(_clocks(seen.services))
@@ -129,32 +134,32 @@ def _service(name: str, answer: ServiceAnswer, now: datetime) -> Iterable[Findin
     if status is None:
         yield Finding(FAIL, name, answer.error, f"start it, or set its address with --{name} or {variable}")
         return
-    if status.get("service", name) != name:
-        yield Finding(FAIL, name, f"{answer.url} is the {status['service']}", f"correct --{name} or {variable}")
+    if status.service != name:
+        yield Finding(FAIL, name, f"{answer.url} is the {status.service}", f"correct --{name} or {variable}")
         return
-    if status["ready"]:
-        detail = f"{status['version']}, ready, schema {status.get('schema_revision') or '?'}, at {answer.url}"
-        yield Finding(OK, name, detail + _leadership(status.get("leadership"), now))
+    if status.ready:
+        detail = f"{status.version}, ready, schema {status.schema_revision or '?'}, at {answer.url}"
+        yield Finding(OK, name, detail + _leadership(status.leadership, now))
         return
-    for reason in status["reasons"] or ["it gives no reason"]:
+    for reason in status.reasons or ["it gives no reason"]:
         remedy = DATABASE_REMEDY if "the database is unavailable" in reason else "read its log"
         yield Finding(FAIL, name, f"not ready: {reason}", remedy)
 
 
-def _leadership(leadership: Mapping[str, Any] | None, now: datetime) -> str:
+def _leadership(leadership: LeaderStatus | None, now: datetime) -> str:
     """The leader of a service of which one replica works and the others are standbys."""
     if leadership is None:
         return ""
-    if leadership["since"] is None:
+    if leadership.since is None:
         return "; standby, no leader has been elected yet"
-    since = f", epoch {leadership['epoch']}, since {moments.clock(moments.at(leadership['since']), now)}"
-    if leadership["role"] == "leader":
+    since = f", epoch {leadership.epoch}, since {moments.clock(leadership.since, now)}"
+    if leadership.role == "leader":
         return f"; leader{since}"
-    return f"; standby, instance {leadership['instance']} is the leader{since}"
+    return f"; standby, instance {leadership.instance} is the leader{since}"
 
 
-def _versions(statuses: Mapping[str, Mapping[str, Any]], own: str) -> Iterable[Finding]:
-    versions = {name: status["version"] for name, status in statuses.items()} | {"this command": own}
+def _versions(statuses: Mapping[str, ServiceStatus], own: str) -> Iterable[Finding]:
+    versions = {name: status.version for name, status in statuses.items()} | {"this command": own}
     if len(set(versions.values())) > 1:
         detail = ", ".join(f"{name} {version}" for name, version in versions.items())
         yield Finding(WARN, "versions", f"differ: {detail}", "finish the upgrade, or update this command")
@@ -167,10 +172,11 @@ def _clocks(services: Mapping[str, ServiceAnswer]) -> Iterable[Finding]:
     off: dict[str, float] = {}
     seen = False
     for name, answer in services.items():
-        for clock, field in ((name, "now"), (f"{name}'s database", "database_now")):
-            if answer.status is not None and answer.status.get(field):
-                seen = True
-                off[clock] = _ahead_seconds(moments.at(answer.status[field]), answer)
+        if answer.status is not None:
+            for clock, at in ((name, answer.status.now), (f"{name}'s database", answer.status.database_now)):
+                if at is not None:
+                    seen = True
+                    off[clock] = _ahead_seconds(at, answer)
     wrong = {clock: seconds for clock, seconds in off.items() if abs(seconds) > SKEW_SECONDS}
     for clock, seconds in wrong.items():
         way = "ahead of" if seconds > 0 else "behind"
@@ -186,10 +192,10 @@ def _ahead_seconds(at: datetime, answer: ServiceAnswer) -> float:
     return before or max(0.0, (at - answer.answered_at).total_seconds())
 
 
-def _unencrypted(seen: Gathered, statuses: Mapping[str, Mapping[str, Any]]) -> Iterable[Finding]:
+def _unencrypted(seen: Gathered, statuses: Mapping[str, ServiceStatus]) -> Iterable[Finding]:
     """Connections that anybody on their networks can read: as of a demo, whose PostgreSQL has no TLS and trusts every
     user of its host."""
-    plain = [f"PostgreSQL of {name}" for name, status in statuses.items() if status.get("database_tls") is False]
+    plain = [f"PostgreSQL of {name}" for name, status in statuses.items() if status.database_tls is False]
     plain += [f"HTTP of {name}" for name in statuses if plain and seen.services[name].url.startswith("http://")]
     if plain:
         yield Finding(
@@ -224,11 +230,11 @@ def _kafka(seen: Gathered) -> Iterable[Finding]:
         yield Finding(OK, "topics", "as in the registry")
 
 
-def _lag(statuses: Mapping[str, Mapping[str, Any]]) -> Iterable[Finding]:
+def _lag(statuses: Mapping[str, ServiceStatus]) -> Iterable[Finding]:
     for name, status in statuses.items():
         behind: dict[str, int] = defaultdict(int)
-        for partition in status["partitions"]:
-            behind[partition["topic"]] += partition["lag"] or 0
+        for partition in status.partitions:
+            behind[partition.topic] += partition.lag or 0
         for topic, events in behind.items():
             if events > LAG_EVENTS:
                 do = "if the lag does not fall, read the service's log or start another replica"
@@ -242,24 +248,24 @@ def _no_lag(seen: Gathered) -> tuple[str, str, str]:
     return OK, "lag", f"at most {LAG_EVENTS} events behind on every topic"
 
 
-def _stopped(statuses: Mapping[str, Mapping[str, Any]]) -> Iterable[Finding]:
+def _stopped(statuses: Mapping[str, ServiceStatus]) -> Iterable[Finding]:
     for name, status in statuses.items():
-        for partition in status["stopped_partitions"]:
-            where = f"{partition['topic']} {partition['partition']}"
+        for partition in status.stopped_partitions:
+            where = f"{partition.topic} {partition.partition}"
             remedy = f"slipway topics adopt {name} {where} --at begin  # or end: skipped events are lost"
-            yield Finding(FAIL, "positions", f"{name} has stopped on {where}: {partition['reason']}", remedy)
+            yield Finding(FAIL, "positions", f"{name} has stopped on {where}: {partition.reason}", remedy)
 
 
-def _dead(statuses: Mapping[str, Mapping[str, Any]]) -> Iterable[Finding]:
+def _dead(statuses: Mapping[str, ServiceStatus]) -> Iterable[Finding]:
     for name, status in statuses.items():
-        if dead := status.get("dead_letters"):
+        if dead := status.dead_letters:
             remedy = f"slipway dlq ls {name}; then slipway dlq replay or drop"
             yield Finding(FAIL, "dead letters", f"{name} has {count(dead, 'dead letter')}", remedy)
 
 
-def _outbox(statuses: Mapping[str, Mapping[str, Any]]) -> Iterable[Finding]:
+def _outbox(statuses: Mapping[str, ServiceStatus]) -> Iterable[Finding]:
     for name, status in statuses.items():
-        age = status.get("outbox_oldest_seconds") or 0.0
+        age = status.outbox_oldest_seconds or 0.0
         if age > OUTBOX_SECONDS:
             detail = f"{name}'s oldest event has waited {moments.spelled(age)} to be published"
             yield Finding(FAIL, "outbox", detail, "check Kafka, and the lines of `relay` in the service's log")
@@ -284,41 +290,41 @@ def _ages(seen: Gathered) -> str:
 def _alerts(seen: Gathered) -> Iterable[Finding]:
     """Pages are warnings, unless silenced; notices report what Slipway handles alone, but for a tripped pool. Those on
     tripped configs and throttled accounts repeat findings about health and accounts."""
-    known = {(CONFIG_TRIPPED, config["id"]) for config in seen.configs or () if is_tripped(config)}
-    known |= {(THROTTLED, account["id"]) for account in seen.accounts or () if account.get("throttled")}
-    alerts = sorted(seen.alerts or (), key=lambda row: (row.get("severity") == "notice", row.get("since") or ""))
+    known = {(CONFIG_TRIPPED, config.id) for config in seen.configs or () if is_tripped(config)}
+    known |= {(THROTTLED, account.id) for account in seen.accounts or () if account.throttled}
+    alerts = sorted(seen.alerts or (), key=lambda row: (row.severity == "notice", row.since))
     for alert in alerts:
-        if (alert.get("kind"), alert.get("subject_id")) in known:
+        if (alert.kind, alert.subject_id) in known:
             continue
-        is_note = alert.get("severity") == "notice" and alert.get("kind") != POOL_TRIPPED
-        until = alert.get("silenced_until")
-        is_note = is_note or (until is not None and moments.at(until) > seen.now)
-        effect = f"; {alert['effect']}" if alert.get("effect") else ""
-        detail = f"{alert['summary'] or alert['kind']}{effect}"
-        yield Finding(NOTE if is_note else WARN, "alerts", detail, alert.get("command", ""))
+        is_note = alert.severity == "notice" and alert.kind != POOL_TRIPPED
+        until = alert.silenced_until
+        is_note = is_note or (until is not None and until > seen.now)
+        effect = f"; {alert.effect}" if alert.effect else ""
+        detail = f"{alert.summary or alert.kind}{effect}"
+        yield Finding(NOTE if is_note else WARN, "alerts", detail, alert.command)
 
 
 def _launch_stops(seen: Gathered) -> Iterable[Finding]:
     for stop in seen.launch_stops or ():
         yield Finding(WARN, "launch stops", launch_stop(stop, seen.now), start_launching(stop))
     for pool in seen.pools or ():
-        if pool.get("paused"):
-            remedy = f"slipway pool resume {pool['id']} --reason …"
-            yield Finding(WARN, "launch stops", f"pool {pool['id']} is {paused(pool, seen.now)}", remedy)
-        if pool.get("frozen"):
-            remedy = f"slipway pool unfreeze {pool['id']} --reason …"
-            yield Finding(WARN, "launch stops", f"pool {pool['id']} is {frozen(pool, seen.now)}", remedy)
-    paused_configs = {name_of(row["id"]): row for row in seen.configs or () if row.get("state") == "paused"}
+        if pool.paused:
+            remedy = f"slipway pool resume {pool.id} --reason …"
+            yield Finding(WARN, "launch stops", f"pool {pool.id} is {paused(pool, seen.now)}", remedy)
+        if pool.frozen:
+            remedy = f"slipway pool unfreeze {pool.id} --reason …"
+            yield Finding(WARN, "launch stops", f"pool {pool.id} is {frozen(pool, seen.now)}", remedy)
+    paused_configs = {name_of(row.id): row for row in seen.configs or () if row.state == "paused"}
     for name, config in paused_configs.items():
-        until = config.get("paused_until")
-        detail = stopped("paused", config.get("state_by"), until, config.get("state_reason"), seen.now)
+        until = config.paused_until
+        detail = stopped("paused", config.state_by, until, config.state_reason, seen.now)
         yield Finding(NOTE, "launch stops", f"launch config {name} is {detail}", f"slipway lc resume {name} --reason …")
 
 
 def _tripped(seen: Gathered) -> Iterable[Finding]:
     """A pool of which every active config is tripped fails while tasks are pending; else a tripped config is a note."""
-    pending = {pool["id"]: pool.get("pending") or 0 for pool in seen.pools or ()}
-    for pool_id, active in sorted(_by(seen.configs or (), "pool_id").items()):
+    pending = {pool.id: pool.pending or 0 for pool in seen.pools or ()}
+    for pool_id, active in sorted(_by(seen.configs or (), lambda config: config.pool_id).items()):
         bad = [config for config in active if is_tripped(config)]
         if bad and len(bad) == len(active):
             tasks = pending.get(pool_id, 0)
@@ -326,9 +332,9 @@ def _tripped(seen: Gathered) -> Iterable[Finding]:
             detail += f"; {count(tasks, 'task')} pending" if tasks else ""
             yield Finding(FAIL if tasks else WARN, "health", detail, f"slipway why {pool_id}")
         for config in bad:
-            remedy = f"slipway why {config['id']}"
+            remedy = f"slipway why {config.id}"
             remedy = remedy if tripped_by_credential(config) else f"none needed; `{remedy}` explains it"
-            yield Finding(NOTE, "health", f"{config['id']} tripped: {tripped(config, seen.now)}", remedy)
+            yield Finding(NOTE, "health", f"{config.id} tripped: {tripped(config, seen.now)}", remedy)
 
 
 def _accounts(seen: Gathered) -> Iterable[Finding]:
@@ -336,41 +342,41 @@ def _accounts(seen: Gathered) -> Iterable[Finding]:
     that may launch there is tripped. One that throttles calls only delays launches."""
     for row in seen.accounts or ():
         yield from _out_of_reach(row, seen.now)
-        if row.get("throttled"):
-            since = moments.clock(moments.at(row["throttled_since"]), seen.now)
+        if row.throttled and row.throttled_since:
+            since = moments.clock(row.throttled_since, seen.now)
             detail = (
-                f"{row['id']} throttles calls, {row['throttled_calls']} since {since}: each is made again, and lease "
-                f"pool {row['lease_pool_id']} grants none before the provider's Retry-After has passed"
+                f"{row.id} throttles calls, {row.throttled_calls} since {since}: each is made again, and lease "
+                f"pool {row.lease_pool_id} grants none before the provider's Retry-After has passed"
             )
             yield Finding(NOTE, "accounts", detail, lower_limit(row))
-    for account, active in sorted(_by(seen.configs or (), "account_id").items()):
+    for account, active in sorted(_by(seen.configs or (), lambda config: config.account_id).items()):
         if all(map(is_tripped, active)):
             detail = f"{account} launches only probes: {_every(active)} tripped"
-            yield Finding(WARN, "accounts", detail, f"slipway why {active[0]['id']}")
+            yield Finding(WARN, "accounts", detail, f"slipway why {active[0].id}")
 
 
-def _out_of_reach(account: Mapping[str, Any], now: datetime) -> Iterable[Finding]:
-    id_ = account["id"]
-    problem = account.get("problem", "")  # the first one of the last check
-    if account["retired"]:
-        if account["may_still_run"]:
-            detail = f"{id_} is retired; {count(account['may_still_run'], 'machine')} may still run there"
+def _out_of_reach(account: Account, now: datetime) -> Iterable[Finding]:
+    id_ = account.id
+    problem = account.problem  # the first one of the last check
+    if account.retired:
+        if account.may_still_run:
+            detail = f"{id_} is retired; {count(account.may_still_run, 'machine')} may still run there"
             yield Finding(NOTE, "accounts", detail, f"slipway account show {id_}")
-    elif account["unreachable"]:
-        began = account["unanswered_since"]
-        since = f" since {moments.clock(moments.at(began), now)}" if began else ""
-        open_ = f"{count(account['unknown_calls'], 'unknown call')}, {count(account['leaving'], 'worker')} to terminate"
+    elif account.unreachable:
+        began = account.unanswered_since
+        since = f" since {moments.clock(began, now)}" if began else ""
+        open_ = f"{count(account.unknown_calls, 'unknown call')}, {count(account.leaving, 'worker')} to terminate"
         never = f"if it will never answer again: slipway account retire {id_} --reason …"
         remedy = f"`slipway account check {id_}` says why; {never}"
         detail = f"{id_} has not answered{since}: {open_}"
         detail += f"; {problem}" if problem else ""
         yield Finding(FAIL, "accounts", detail, remedy)
-    elif account["problems"]:
-        checked = moments.clock(moments.at(account["checked_at"]), now)
-        detail = f"{id_} had {count(account['problems'], 'problem')} when it was checked at {checked}"
+    elif account.problems and account.checked_at:
+        checked = moments.clock(account.checked_at, now)
+        detail = f"{id_} had {count(account.problems, 'problem')} when it was checked at {checked}"
         detail += f": {problem}" if problem else ""
         yield Finding(WARN, "accounts", detail, f"slipway account check {id_}")
-    if account["mass_unresponsive"]:
+    if account.mass_unresponsive:
         remedy = f"once they are known to be dead: slipway account confirm-unresponsive {id_} --reason …"
         yield Finding(FAIL, "accounts", f"so many workers of {id_} are unresponsive that none is stopped", remedy)
 
@@ -380,11 +386,11 @@ def _drains(seen: Gathered) -> Iterable[Finding]:
     for config in seen.configs or ():
         if not is_overdue(config, seen.now):
             continue
-        detail = f"{config['id']} drains: {drain(config, seen.now)}"
-        if config.get("drain_terminate"):
+        detail = f"{config.id} drains: {drain(config, seen.now)}"
+        if config.drain_terminate:
             yield Finding(NOTE, "drains", detail, "none needed; `slipway worker ls` shows them leave")
         else:
-            remedy = f"slipway worker ls --pool {config['pool_id']}; then slipway worker terminate ID --reason …"
+            remedy = f"slipway worker ls --pool {config.pool_id}; then slipway worker terminate ID --reason …"
             yield Finding(WARN, "drains", detail, remedy)
 
 
@@ -392,15 +398,15 @@ def _any_tripped(seen: Gathered) -> bool:
     return any(map(is_tripped, seen.configs or ()))
 
 
-def _by(configs: Iterable[Mapping[str, Any]], field: str) -> dict[str, list[Mapping[str, Any]]]:
-    """Active configs by a field."""
-    found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+def _by(configs: Iterable[LaunchConfig], of: Callable[[LaunchConfig], str]) -> dict[str, list[LaunchConfig]]:
+    """Active configs by `of`."""
+    found: dict[str, list[LaunchConfig]] = defaultdict(list)
     for config in configs:
-        if config["state"] == "active":
-            found[config[field]].append(config)
+        if config.state == "active":
+            found[of(config)].append(config)
     return found
 
 
-def _every(configs: Sequence[Mapping[str, Any]]) -> str:
-    ids = some([config["id"] for config in configs], NAMED)
+def _every(configs: Sequence[LaunchConfig]) -> str:
+    ids = some([config.id for config in configs], NAMED)
     return f"{ids} is" if len(configs) == 1 else f"{ids} are"

@@ -1,13 +1,29 @@
 """Phrases that the screen, the narration, `slipway why` and `slipway doctor` share. Pure."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from slipway_client.view import moments
 
-Row = Mapping[str, Any]
+if TYPE_CHECKING:
+    from slipway_api.http.lease_pools import LeasePool
+    from slipway_api.http.provisioner.decisions import Decision
+    from slipway_api.http.provisioner.launch_configs import LaunchConfig
+    from slipway_api.http.provisioner.pools import LaunchStop, Pool
+
+
+class Draining(Protocol):
+    """A revision that drains, until a time or not."""
+
+    @property
+    def live(self) -> int: ...
+    @property
+    def drain_until(self) -> datetime | None: ...
+    @property
+    def drain_terminate(self) -> bool: ...
+
 
 RESTORE: Final = "restore"  # scope of the launch stop until a restore is confirmed
 HEALTHY, TRIPPED, PROBING = "healthy", "tripped", "probing"  # health states on the wire
@@ -60,21 +76,21 @@ def next_probe(cause: str, seconds: float | None) -> str:
     return f"{cause}; next probe " + (f"in {moments.spelled(seconds)}" if seconds > 0 else "is due")
 
 
-def stopped(verb: str, by: str | None, until: str | None, reason: str | None, now: datetime) -> str:
+def stopped(verb: str, by: str | None, until: datetime | None, reason: str | None, now: datetime) -> str:
     """An operator's act: "paused by ann until 17:30:00: maintenance"."""
     words = verb + (f" by {by}" if by else "")
-    words += f" until {moments.clock(moments.at(until), now)}" if until else ""
+    words += f" until {moments.clock(until, now)}" if until else ""
     return words + (f": {reason}" if reason else "")
 
 
-def paused(row: Row, now: datetime) -> str:
+def paused(row: "Pool", now: datetime) -> str:
     """The pause of a pool."""
-    return stopped("paused", row.get("paused_by"), row.get("paused_until"), row.get("paused_reason"), now)
+    return stopped("paused", row.paused_by, row.paused_until, row.paused_reason, now)
 
 
-def frozen(row: Row, now: datetime) -> str:
+def frozen(row: "Pool", now: datetime) -> str:
     """The freeze of a pool."""
-    return stopped("frozen", row.get("frozen_by"), None, row.get("frozen_reason"), now)
+    return stopped("frozen", row.frozen_by, None, row.frozen_reason, now)
 
 
 def stops_everything(scope: str) -> bool:
@@ -82,35 +98,35 @@ def stops_everything(scope: str) -> bool:
     return scope in {"all", RESTORE}
 
 
-def launch_stop(row: Row, now: datetime) -> str:
+def launch_stop(row: "LaunchStop", now: datetime) -> str:
     """A launch stop with its scope."""
-    where = "everywhere" if stops_everything(row["scope"]) else f"in {row['scope']} {row['scope_id']}"
-    return stopped(f"launching is stopped {where}", row.get("by"), row.get("until"), row.get("reason"), now)
+    where = "everywhere" if stops_everything(row.scope) else f"in {row.scope} {row.scope_id}"
+    return stopped(f"launching is stopped {where}", row.by, row.until, row.reason, now)
 
 
-def start_launching(row: Row) -> str:
+def start_launching(row: "LaunchStop") -> str:
     """The command that lifts a launch stop."""
-    if row["scope"] == RESTORE:
+    if row.scope == RESTORE:
         return "slipway doctor --after-restore; then slipway db confirm"
-    where = "" if row["scope"] == "all" else f" --{row['scope']} {row['scope_id']}"
+    where = "" if row.scope == "all" else f" --{row.scope} {row.scope_id}"
     return f"slipway start-launching{where} --reason …"
 
 
-def is_tripped(config: Row) -> bool:
+def is_tripped(config: "LaunchConfig") -> bool:
     """True if an active config launches nothing but probes."""
-    return bool(config["state"] == "active" and config.get("health_state", HEALTHY) != HEALTHY)
+    return config.state == "active" and config.health_state != HEALTHY
 
 
-def is_fallback(config: Row) -> bool:
+def is_fallback(config: "LaunchConfig") -> bool:
     """True for an active revision that only launches what the current one of its name does not."""
-    return config["state"] == "active" and not config.get("current", True)
+    return config.state == "active" and not config.current
 
 
-def unproven(config: Row) -> str:
+def unproven(config: "LaunchConfig") -> str:
     """Progress of a current revision that is not proven; empty for any other."""
-    if config["state"] != "active" or is_fallback(config) or config.get("proven", True):
+    if config.state != "active" or is_fallback(config) or config.proven:
         return ""
-    return f"{config.get('succeeded_starts') or 0} of {count(config.get('needed_starts') or 0, 'start')} succeeded"
+    return f"{config.succeeded_starts} of {count(config.needed_starts, 'start')} succeeded"
 
 
 def workers_left(live: int) -> str:
@@ -118,90 +134,89 @@ def workers_left(live: int) -> str:
     return f"{count(live, 'worker')} left" if live else "no workers left"
 
 
-def drain(config: Row, now: datetime) -> str:
+def drain(config: Draining, now: datetime) -> str:
     """Progress of a draining revision: its workers, and what happens to them at its deadline."""
-    left = workers_left(config.get("live") or 0)
-    if not config.get("live") or not config.get("drain_until"):
+    left = workers_left(config.live)
+    if not config.live or not config.drain_until:
         return left
-    until = moments.at(config["drain_until"])
-    after = ", then terminated" if config.get("drain_terminate") else ""
+    until = config.drain_until
+    after = ", then terminated" if config.drain_terminate else ""
     if until > now:
         return f"{left}, until {moments.clock(until, now)}{after}"
     over = f"{left}, {moments.spelled((now - until).total_seconds())} over the deadline"
-    return over + (", being terminated" if config.get("drain_terminate") else "")
+    return over + (", being terminated" if config.drain_terminate else "")
 
 
-def is_overdue(config: Row, now: datetime) -> bool:
+def is_overdue(config: "LaunchConfig", now: datetime) -> bool:
     """True if a draining revision has workers after its deadline."""
-    until = config.get("drain_until")
-    return bool(config["state"] == "draining" and config.get("live") and until and moments.at(until) <= now)
+    until = config.drain_until
+    return bool(config.state == "draining" and config.live and until and until <= now)
 
 
-def progress(config: Row, now: datetime) -> str:
+def progress(config: "LaunchConfig", now: datetime) -> str:
     """Progress of a roll-out or a drain, as far as this revision takes part in one; empty otherwise."""
-    if config["state"] == "draining":
+    if config.state == "draining":
         return drain(config, now)
     if is_fallback(config):
-        if config.get("replaced_by") == "rolling":
+        if config.replaced_by == "rolling":
             return "fallback: shares the launches of the new revision"
         return "fallback: launches what the new revision does not"
     return unproven(config)
 
 
-def tripped(config: Row, now: datetime) -> str:
+def tripped(config: "LaunchConfig", now: datetime) -> str:
     """The cause of a config's trip and its next probe."""
-    at = config.get("next_probe_at")
-    seconds = max(0.0, (moments.at(at) - now).total_seconds()) if at else None
-    return next_probe(trip_cause(config.get("reason")), seconds)
+    at = config.next_probe_at
+    seconds = max(0.0, (at - now).total_seconds()) if at else None
+    return next_probe(trip_cause(config.reason), seconds)
 
 
-def full_window(config: Row) -> str:
+def full_window(config: "LaunchConfig") -> str:
     """The first window of a config without room; empty when all have room."""
     before = 0
     for name in STAGES:
-        stage = (config.get("stages") or {}).get(name)
+        stage = config.stages.get(name)
         if stage is None:
             continue
-        level = stage["in_flight"] + stage["unfolded"]
-        if level + before >= stage["window"]:
-            parts = [f"{stage['in_flight']} in flight"]
+        level = stage.in_flight + stage.unfolded
+        if level + before >= stage.window:
+            parts = [f"{stage.in_flight} in flight"]
             parts += [f"{before} in earlier stages"] if before else []
-            parts += [f"{count(stage['unfolded'], 'failure')} not yet weighed"] if stage["unfolded"] else []
-            return f"{name} window of {stage['window']} is full ({', '.join(parts)})"
-        before += stage["in_flight"]
+            parts += [f"{count(stage.unfolded, 'failure')} not yet weighed"] if stage.unfolded else []
+            return f"{name} window of {stage.window} is full ({', '.join(parts)})"
+        before += stage.in_flight
     return ""
 
 
-def full_shared_window(decisions: Sequence[Row], config_id: str) -> str:
+def full_shared_window(decisions: Sequence["Decision"], config_id: str) -> str:
     """The full window that a config shares with others, by the newest decision of its pool; empty if it has room."""
-    note = decisions[0]["details"].get("configs", {}).get(config_id, {}) if decisions else {}
-    limit = str(note.get("limited_by", ""))
-    return f"{limit} is full" if note.get("room") == 0 and " window of " in limit else ""
+    note = (decisions[0].details.configs or {}).get(config_id) if decisions else None
+    is_full = note is not None and note.room == 0 and " window of " in note.limited_by
+    return f"{note.limited_by} is full" if note is not None and is_full else ""
 
 
-def waits(row: Row) -> str | None:
+def waits(seconds: float | None) -> str | None:
     """Time for which a worker pool has had pending tasks, or age of a lease pool's oldest waiting request."""
-    seconds = row.get("backlog_seconds", row.get("oldest_wait_seconds"))
     return None if seconds is None else moments.about(seconds)
 
 
-def limit_in_force(pool: Row) -> int:
+def limit_in_force(pool: "LeasePool") -> int:
     """The limit of a lease pool, which may be derived or adaptive; the declared one before its first decision."""
-    limit = pool.get("limit_in_force")
-    return int(pool["limit"] if limit is None else limit)
+    limit = pool.limit_in_force
+    return pool.limit if limit is None else limit
 
 
-def queue(pool: Row) -> str:
+def queue(pool: "LeasePool") -> str:
     """The use and the queue of a lease pool, with the wait of a unit that is requested now."""
     limit = limit_in_force(pool)
-    full = " (full)" if pool["held"] >= limit else ""
-    words = f"{pool['held']} of {count(limit, 'unit')} held{full}"
-    if not pool["waiting"]:
+    full = " (full)" if pool.held >= limit else ""
+    words = f"{pool.held} of {count(limit, 'unit')} held{full}"
+    if not pool.waiting:
         return f"{words}, no request waits"
-    oldest = pool.get("oldest_wait_seconds")
-    words += f", {count(pool['waiting'], 'unit')} waiting"
+    oldest = pool.oldest_wait_seconds
+    words += f", {count(pool.waiting, 'unit')} waiting"
     words += "" if oldest is None else f", the oldest request for {moments.about(oldest)}"
-    eta = pool.get("eta_seconds")
+    eta = pool.eta_seconds
     return f"{words}; ETA of a new request " + ("unknown" if eta is None else f"{moments.about(eta)}")
 
 

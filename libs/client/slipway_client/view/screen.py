@@ -5,7 +5,7 @@ always shown. `table` says what happens on a narrow one.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Group
@@ -373,10 +373,10 @@ def _eta(pool: LeasePool) -> str:
 # Tables
 
 
-class _Part(NamedTuple):
+class _Part(NamedTuple, Generic[Row]):
     """The rows of a list that are shown, the place of each row of all, and a line about those that are left out."""
 
-    shown: Sequence[Any]
+    shown: Sequence[Row]
     places: Sequence[Place]
     selected: int | None
     rest: str
@@ -392,7 +392,9 @@ def _listed(rows: Sequence[Row], wanted: str) -> list[Row]:
     return [row for row in rows if navigation.matches(row.id, wanted)]
 
 
-def _cut(listed: Sequence[Row], rows: int, trouble: Callable[[Row], int], selected: Place | None, kind: str) -> _Part:
+def _cut(
+    listed: Sequence[Row], rows: int, trouble: Callable[[Row], int], selected: Place | None, kind: str
+) -> _Part[Row]:
     """All rows in their order; or, of those in trouble and then the others, the first up to the selected one."""
     urgent = list(listed) if len(listed) <= rows else sorted(listed, key=lambda row: -trouble(row))
     places = [Place(kind, row.id) for row in urgent]

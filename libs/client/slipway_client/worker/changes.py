@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from slipway_common.base.clock import monotonic_seconds
 
 Result = TypeVar("Result")
 
 
-async def beside(work: Coroutine[Any, Any, Result], *others: Coroutine[Any, Any, None]) -> Result:
+async def beside(work: Coroutine[object, object, Result], *others: Coroutine[object, object, None]) -> Result:
     """Run the others until the work is done; returns its result. A failure of one ends them all."""
     async with asyncio.TaskGroup() as group:
         running = [group.create_task(other) for other in others]
@@ -35,6 +35,6 @@ class Changes:
         seconds = None if until is None else max(0.0, until - monotonic_seconds())
         await asyncio.wait({self._changed}, timeout=seconds)
 
-    async def wait_or_done(self, work: "asyncio.Task[Any]") -> None:
+    async def wait_or_done(self, work: "asyncio.Task[object]") -> None:
         """Wait until a change, or until the work is done."""
         await asyncio.wait({self._changed, work}, return_when=asyncio.FIRST_COMPLETED)

@@ -3,7 +3,7 @@
 import signal
 import sys
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -133,7 +133,7 @@ def _user_data(where: str) -> "UserData":
     return user_data
 
 
-def _exit_code(worker: "Coroutine[Any, Any, int]") -> int:
+def _exit_code(worker: "Coroutine[object, object, int]") -> int:
     import asyncio
 
     from slipway_client.worker.machine import NoIdentity
@@ -209,7 +209,7 @@ def hook_draining() -> None:
     raise typer.Exit(0 if reason else 1)
 
 
-def _report(request: dict[str, Any]) -> None:
+def _report(request: dict[str, object]) -> None:
     answer = _call(request)
     if problem := answer.get("error") or answer.get("warning"):
         print(f"slipway-worker hook: {problem}", file=sys.stderr)
@@ -217,7 +217,7 @@ def _report(request: dict[str, Any]) -> None:
         raise typer.Exit(1)
 
 
-def _call(request: dict[str, Any]) -> dict[str, Any]:
+def _call(request: dict[str, object]) -> dict[str, object]:
     from slipway_client.worker.hooks import call
 
     return call(request)

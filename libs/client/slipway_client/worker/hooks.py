@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 SOCKET: Final = "SLIPWAY_WORKER_SOCKET"
 TASK: Final = "SLIPWAY_TASK_ID"
@@ -18,7 +18,7 @@ ANSWER_SECONDS: Final = 15.0
 NO_WRAP: Final = 2
 
 
-def call(request: Mapping[str, Any]) -> dict[str, Any]:
+def call(request: Mapping[str, object]) -> dict[str, object]:
     """Call the wrap and return its answer. Prints the problem and exits with 2 if no wrap answers."""
     path = os.environ.get(SOCKET)
     if not path:
@@ -35,6 +35,6 @@ def call(request: Mapping[str, Any]) -> dict[str, Any]:
     return dict(answer)
 
 
-def _no_wrap(why: str) -> dict[str, Any]:
+def _no_wrap(why: str) -> dict[str, object]:
     print(f"slipway-worker hook: {why}", file=sys.stderr)
     sys.exit(NO_WRAP)

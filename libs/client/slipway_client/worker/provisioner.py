@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import msgspec
 
@@ -104,7 +103,7 @@ class Provisioner:
                 return await get(self._url("should-terminate"), token=self._known.token)
 
     async def _register(self) -> None:
-        body: dict[str, Any] = {
+        body: dict[str, object] = {
             "batch_id": self._user_data.batch_id,
             "secret": self._user_data.secret,
             "instance_id": self._identity.instance_id,
@@ -122,10 +121,10 @@ class Provisioner:
             raise NoAnswer(f"answered something other than a registration: {error}") from error
         log(f"registered as {self.worker_id} of pool {self.pool_id}")
 
-    def _body(self, report: Report) -> dict[str, Any]:
+    def _body(self, report: Report) -> dict[str, object]:
         if report.what == "error":
             return {"kind": report.kind, "detail": report.detail}
-        at = {"at": self._date(report.at)}
+        at: dict[str, object] = {"at": self._date(report.at)}
         match report.what:
             case "claimed":
                 return {**at, "task_id": report.task_id, "source": report.source}
@@ -149,7 +148,7 @@ class Provisioner:
         ended = [] if report.what == "claimed" else [report.at, report.claimed_at]
         self._dates = {at: text for at, text in self._dates.items() if at not in ended}
 
-    async def _post(self, what: str, body: dict[str, Any]) -> Answer:
+    async def _post(self, what: str, body: dict[str, object]) -> Answer:
         return await post(self._url(what), body, token=self._known.token)
 
     def _url(self, what: str) -> str:

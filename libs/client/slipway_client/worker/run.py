@@ -8,7 +8,7 @@ import asyncio
 import signal
 from collections.abc import Coroutine, Mapping
 from random import Random
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from slipway_client.transport.exchange import NoAnswer
 from slipway_client.worker import tasks
@@ -119,7 +119,7 @@ class _Running:
             log(f"claimed task {self.state.task.task_id}")
         return True
 
-    async def _answer_of(self, call: Coroutine[Any, Any, Result]) -> Result | None:
+    async def _answer_of(self, call: Coroutine[object, object, Result]) -> Result | None:
         """Answer of the queue; None if it is unavailable."""
         try:
             return await call

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -65,7 +65,7 @@ def handed_on(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in OWN_VARIABLES} | dict(variables)
 
 
-def _without_nulls(raw: Any) -> Any:
+def _without_nulls(raw: object) -> object:
     """Drop settings that are null, so that defaults apply."""
     if isinstance(raw, dict) and isinstance(raw.get("settings"), dict):
         return raw | {"settings": {name: value for name, value in raw["settings"].items() if value is not None}}

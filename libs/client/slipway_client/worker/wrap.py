@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -162,16 +162,16 @@ class _Wrapping:
             try:
                 call = msgspec.json.decode(await reader.readline(), type=HookCall)
             except msgspec.MsgspecError as error:
-                answer: dict[str, Any] = {"error": str(error)}
+                answer: dict[str, object] = {"error": str(error)}
             else:
                 answer = await self._handle(call)
             writer.write(msgspec.json.encode(answer) + b"\n")
             await writer.drain()
         writer.close()
 
-    async def _handle(self, call: HookCall) -> dict[str, Any]:
+    async def _handle(self, call: HookCall) -> dict[str, object]:
         worker, now = self.state.worker, monotonic_seconds()
-        answer: dict[str, Any] = {}
+        answer: dict[str, object] = {}
         match call.hook:
             case "claimed" if not call.task_id:
                 return {"error": "the job id is empty"}

@@ -4,6 +4,9 @@ import os
 import signal
 from datetime import UTC, datetime
 
+import msgspec
+
+from slipway_api.http.simulator import SimulatorState
 from slipway_client.cli import top
 from slipway_client.cli.watching import Fetch, Watch, ZonesOut, fetcher
 from slipway_client.transport.http import Api
@@ -40,6 +43,7 @@ async def narrate(deployment: Deployment, started_at: float, seed: int, seconds:
 
 def _zones_out(fetch: Fetch) -> ZonesOut:
     async def zones_out() -> frozenset[str]:
-        return frozenset(zone for zone, seen in (await fetch("simulator", "/state"))["zones"].items() if seen["out"])
+        state = msgspec.json.decode(await fetch("simulator", "/state"), type=SimulatorState)
+        return frozenset(zone for zone, seen in state.zones.items() if seen.out)
 
     return zones_out

@@ -1,47 +1,43 @@
 """`slipway account limits`: safety limits of accounts and pools."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from datetime import datetime
+from typing import Annotated, Final
 
 import typer
 
-from slipway_client.cli.options import AsOutput, accounts, now
+from slipway_api.http.provisioner.accounts import AccountDetails, LaunchLimit
+from slipway_client.cli.options import AsOutput, accounts, api_of, now
 from slipway_client.cli.tables import Field, Output, show
 from slipway_client.transport.http import path
 from slipway_client.view import moments
 
 app = typer.Typer(rich_markup_mode=None)
 
-Row = Mapping[str, Any]
+
+def _launches(row: LaunchLimit) -> str:
+    limit = row.launches_per_hour
+    waiting = f" + {row.waiting} waiting" if row.waiting else ""
+    return f"{row.launches}{waiting}" + ("" if limit is None else f" of {limit}")
 
 
-def _launches(row: Row) -> str:
-    limit = row["launches_per_hour"]
-    waiting = f" + {row['waiting']} waiting" if row["waiting"] else ""
-    return f"{row['launches']}{waiting}" + ("" if limit is None else f" of {limit}")
+def _spend(row: LaunchLimit) -> str:
+    return "" if row.spend_per_day is None else f"{row.spend} of {row.spend_per_day}"
 
 
-def _spend(row: Row) -> str:
-    return "" if row["spend_per_day"] is None else f"{row['spend']} of {row['spend_per_day']}"
+def _clock(at: datetime | None) -> str:
+    return "" if at is None else moments.clock(at, now())
 
 
-def _free(field: str) -> Field:
-    def shown(row: Row) -> str:
-        return "" if row[field] is None else moments.clock(moments.at(row[field]), now())
-
-    return field.removesuffix("_at").replace("_", " "), shown
-
-
-FIELDS: Final[tuple[Field, ...]] = (
+FIELDS: Final[tuple[Field[LaunchLimit], ...]] = (
     "scope",
-    ("id", lambda row: row["scope_id"]),
+    ("id", lambda row: row.scope_id),
     ("launches", _launches),
-    ("left", lambda row: "" if row["launches_left"] is None else row["launches_left"]),
-    _free("launches_free_at"),
+    ("left", lambda row: "" if row.launches_left is None else row.launches_left),
+    ("launches free", lambda row: _clock(row.launches_free_at)),
     ("spend", _spend),
-    ("spend left", lambda row: row["spend_left"] or ""),
-    _free("spend_free_at"),
-    ("stops", lambda row: row["reached"]),
+    ("spend left", lambda row: row.spend_left or ""),
+    ("spend free", lambda row: _clock(row.spend_free_at)),
+    ("stops", lambda row: row.reached),
 )
 
 
@@ -64,11 +60,11 @@ def list_limits(
       slipway account limits
       slipway account limits aws-main -o json
     """
-    rows = context.obj.get("provisioner", "/launch-limits")["items"]
+    rows = api_of(context).rows(LaunchLimit, "provisioner", "/launch-limits")
     if account is not None:
-        rows = [row for row in rows if (row["scope"], row["scope_id"]) == ("account", account)]
+        rows = [row for row in rows if (row.value.scope, row.value.scope_id) == ("account", account)]
         if not rows:
-            context.obj.get("provisioner", path("accounts", account))  # fails if there is none
+            api_of(context).get(AccountDetails, "provisioner", path("accounts", account))  # fails if there is none
     where = "" if account is None else f" for account {account}"
     nothing = f"no limits are declared{where}: add `limits` to the declaration, and apply it"
     show(rows, FIELDS, output, nothing=nothing, drop=("spend free", "launches free"))

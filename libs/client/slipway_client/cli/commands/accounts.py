@@ -1,12 +1,20 @@
 """`slipway account` commands."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Sequence
+from typing import Annotated, Final
 
 import typer
 
-from slipway_client.cli.options import AsOutput, Reason, accounts, noun, now
-from slipway_client.cli.tables import Field, Output, as_json, pairs, show
+from slipway_api.http.provisioner.accounts import (
+    Account,
+    AccountDetails,
+    AccountFinding,
+    ConfirmedUnresponsive,
+    RetiredAccount,
+    UnreachableMachine,
+)
+from slipway_client.cli.options import AsOutput, Reason, accounts, api_of, noun, now
+from slipway_client.cli.tables import Field, Output, as_json, pairs, show, table
 from slipway_client.transport.http import path
 from slipway_client.view import moments
 from slipway_client.view.phrases import count
@@ -17,56 +25,56 @@ app = noun("Manage provider accounts")
 AccountId = Annotated[str, typer.Argument(metavar="ACCOUNT", help="ID of the account", autocompletion=accounts)]
 
 
-def _state(row: Mapping[str, Any]) -> str:
-    if row["retired"]:
+def _state(row: Account) -> str:
+    if row.retired:
         return "retired"
-    if row["unreachable"]:
+    if row.unreachable:
         return "unreachable"
-    if row["mass_unresponsive"]:
+    if row.mass_unresponsive:
         return "unresponsive workers"
-    if row.get("throttled"):
+    if row.throttled:
         return "throttled"
-    return "removed" if row["removed"] else "reachable"
+    return "removed" if row.removed else "reachable"
 
 
-def _problems(row: Mapping[str, Any]) -> str:
+def _problems(row: Account) -> str:
     """Problems and warnings of the last check; unknown before the first one."""
-    if row["checked_at"] is None:
+    if row.checked_at is None:
         return "-"
-    warnings = f" +{row['warnings']}" if row["warnings"] else ""
-    return f"{row['problems']}{warnings}"
+    warnings = f" +{row.warnings}" if row.warnings else ""
+    return f"{row.problems}{warnings}"
 
 
-FIELDS: Final[tuple[Field, ...]] = (
+FIELDS: Final[tuple[Field[Account], ...]] = (
     "id",
     "provider",
     "region",
     "identity",
     ("state", _state),
     ("problems", _problems),
-    ("checked", lambda row: row["checked_at"] and moments.clock(moments.at(row["checked_at"]), now())),
+    ("checked", lambda row: row.checked_at and moments.clock(row.checked_at, now())),
     "serving",
     "leaving",
     "unknown_calls",
     "may_still_run",
 )
-FINDINGS: Final[tuple[Field, ...]] = (
+FINDINGS: Final[tuple[Field[AccountFinding], ...]] = (
     "state",
-    ("check", lambda row: row["kind"]),
-    ("subject", lambda row: row["subject"] or None),
-    ("detail", lambda row: row["message"]),
+    ("check", lambda row: row.kind),
+    ("subject", lambda row: row.subject or None),
+    ("detail", lambda row: row.message),
 )
 NOT_CHECKED: Final = "not checked yet"
 PROBLEM: Final = 3
 CHECK_SECONDS: Final = 120.0
 """Longer than any check."""
-MACHINES: Final[tuple[Field, ...]] = (
-    ("worker", lambda row: row["worker_id"]),
-    ("pool", lambda row: row["pool_id"]),
-    ("launch config", lambda row: row["launch_config_id"]),
-    ("instance", lambda row: row["instance_id"] or "unknown"),
-    ("batch", lambda row: row["batch_id"]),
-    ("since", lambda row: moments.clock(moments.at(row["since"]), now())),
+MACHINES: Final[tuple[Field[UnreachableMachine], ...]] = (
+    ("worker", lambda row: row.worker_id),
+    ("pool", lambda row: row.pool_id),
+    ("launch config", lambda row: row.launch_config_id),
+    ("instance", lambda row: row.instance_id or "unknown"),
+    ("batch", lambda row: row.batch_id),
+    ("since", lambda row: moments.clock(row.since, now())),
 )
 
 
@@ -82,7 +90,7 @@ def list_accounts(context: typer.Context, output: AsOutput = Output.TABLE) -> No
     Example:
       slipway account ls
     """
-    rows = context.obj.get("provisioner", "/accounts")["items"]
+    rows = api_of(context).rows(Account, "provisioner", "/accounts")
     dropped = ("provider", "region", "identity", "may still run", "unknown calls")
     show(rows, FIELDS, output, nothing="no accounts", drop=dropped)
 
@@ -100,27 +108,28 @@ def check_account(context: typer.Context, account: AccountId, output: AsOutput =
       slipway account check aws-main
       slipway account check aws-main -o json
     """
-    api = context.obj.within(CHECK_SECONDS)
-    row = api.post("provisioner", path("accounts", account, "check"), {})
+    api = api_of(context).within(CHECK_SECONDS)
+    checked = api.read(AccountDetails, "provisioner", path("accounts", account, "check"), method="POST", body={})
+    row = checked.value
     if output is Output.JSON:
-        as_json(row)
+        as_json(checked.sent)
     else:
-        _print_findings(row["findings"])
-        others = f", {count(row['warnings'], 'warning')}" if row["warnings"] else ""
-        print(f"\naccount {printable(row['id'])}: {count(row['problems'], 'problem')}{others}")
-    if row["problems"]:
+        _print_findings(row.findings)
+        others = f", {count(row.warnings, 'warning')}" if row.warnings else ""
+        print(f"\naccount {printable(row.id)}: {count(row.problems, 'problem')}{others}")
+    if row.problems:
         raise typer.Exit(PROBLEM)
 
 
-def _print_findings(findings: Sequence[Mapping[str, Any]]) -> None:
+def _print_findings(findings: Sequence[AccountFinding]) -> None:
     """Print findings as a table, and below it a remedy for each that has one."""
-    show(findings, FINDINGS, Output.TABLE, nothing=NOT_CHECKED, drop=("subject",))
-    remedies = [finding for finding in findings if finding["remedy"]]
+    table(findings, FINDINGS, nothing=NOT_CHECKED, drop=("subject",))
+    remedies = [finding for finding in findings if finding.remedy]
     if remedies:
         print()
     for finding in remedies:
-        about = f"{finding['kind']} {finding['subject']}".strip()
-        print(printable(f"{about}: {finding['remedy']}"))
+        about = f"{finding.kind} {finding.subject}".strip()
+        print(printable(f"{about}: {finding.remedy}"))
 
 
 @app.command("show")
@@ -131,17 +140,18 @@ def show_account(context: typer.Context, account: AccountId, output: AsOutput = 
     Example:
       slipway account show aws-main
     """
-    row = context.obj.get("provisioner", path("accounts", account))
+    read = api_of(context).read(AccountDetails, "provisioner", path("accounts", account))
     if output is Output.JSON:
-        as_json(row)
+        as_json(read.sent)
         return
+    row = read.value
     listed = ("findings", "machines")
-    pairs({name: value for name, value in row.items() if name not in listed and value not in (None, "")}, now())
+    pairs({name: value for name, value in read.sent.items() if name not in listed and value not in (None, "")}, now())
     print()
-    _print_findings(row["findings"])
+    _print_findings(row.findings)
     print()
-    show(row["machines"], MACHINES, output, nothing="no retirement left a machine", drop=("launch config", "pool"))
-    if any(machine["instance_id"] is None for machine in row["machines"]):
+    table(row.machines, MACHINES, nothing="no retirement left a machine", drop=("launch config", "pool"))
+    if any(machine.instance_id is None for machine in row.machines):
         print("unknown: the call may have launched it; look in the provider's console for the tag slipway-batch=BATCH")
 
 
@@ -156,10 +166,10 @@ def retire_account(context: typer.Context, account: AccountId, reason: Reason) -
     Example:
       slipway account retire aws-old --reason "the account was closed"
     """
-    row = context.obj.post("provisioner", path("accounts", account, "retire"), {"reason": reason})
-    left = f"; {count(row['may_still_run'], 'machine')} may still run there: `slipway account show {row['id']}`"
-    already = " already, and nothing was changed" if row["was_retired"] else ""
-    print(f"account {row['id']} is retired{already}{left if row['may_still_run'] else ''}")
+    row = api_of(context).post(RetiredAccount, "provisioner", path("accounts", account, "retire"), {"reason": reason})
+    left = f"; {count(row.may_still_run, 'machine')} may still run there: `slipway account show {row.id}`"
+    already = " already, and nothing was changed" if row.was_retired else ""
+    print(f"account {row.id} is retired{already}{left if row.may_still_run else ''}")
 
 
 @app.command("reinstate")
@@ -172,8 +182,8 @@ def reinstate_account(context: typer.Context, account: AccountId, reason: Reason
     Example:
       slipway account reinstate aws-old --reason "support has reopened it"
     """
-    row = context.obj.post("provisioner", path("accounts", account, "reinstate"), {"reason": reason})
-    print(f"account {row['id']} is reinstated; it launches again once it answers")
+    row = api_of(context).post(Account, "provisioner", path("accounts", account, "reinstate"), {"reason": reason})
+    print(f"account {row.id} is reinstated; it launches again once it answers")
 
 
 @app.command("confirm-unresponsive")
@@ -187,5 +197,7 @@ def confirm_unresponsive(context: typer.Context, account: AccountId, reason: Rea
     Example:
       slipway account confirm-unresponsive aws-main --reason "the host was powered off"
     """
-    row = context.obj.post("provisioner", path("accounts", account, "confirm-unresponsive"), {"reason": reason})
-    print(f"{count(row['stopped'], 'unresponsive worker')} of account {row['id']} asked to stop")
+    row = api_of(context).post(
+        ConfirmedUnresponsive, "provisioner", path("accounts", account, "confirm-unresponsive"), {"reason": reason}
+    )
+    print(f"{count(row.stopped, 'unresponsive worker')} of account {row.id} asked to stop")

@@ -1,22 +1,24 @@
 """`slipway alert`: open and resolved alerts of all services."""
 
-from collections.abc import Mapping
-from datetime import timedelta
-from typing import Annotated, Any, Final
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Annotated, Final
 
 import typer
 
+from slipway_api.http.service import ListedAlert
 from slipway_client.cli import options
-from slipway_client.cli.options import AsOutput, Reason, noun, now, until_text
-from slipway_client.cli.tables import Field, Output, as_json, show
-from slipway_client.transport.http import Api, Failed
+from slipway_client.cli.options import AsOutput, Reason, api_of, noun, now, until_text
+from slipway_client.cli.tables import Field, Output, as_json, table
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import Api, Decoded
 from slipway_client.view import moments
 from slipway_common.base.revisions import name_of
 from slipway_common.base.sanitize import printable
 
 app = noun("List, show and silence alerts")
 
-Alert = dict[str, Any]
+Alert = Decoded[ListedAlert]
 OPEN, RESOLVED = "open", "resolved"
 CONSOLE: Final = "never-registered"
 """Kind of the alerts that hold the console output of a machine of their image."""
@@ -36,21 +38,21 @@ Since = Annotated[
 Until = Annotated[str | None, typer.Option(metavar="TIME", help="With --all: raised before [default: any]")]
 
 
-def _since(alert: Mapping[str, Any]) -> str:
-    return moments.clock(moments.at(alert["since"]), now())
+def _since(alert: ListedAlert) -> str:
+    return moments.clock(alert.since, now())
 
 
-FIELDS: Final[tuple[Field, ...]] = (
+FIELDS: Final[tuple[Field[ListedAlert], ...]] = (
     "severity",
     "kind",
-    ("subject", lambda alert: alert["subject_id"]),
+    ("subject", lambda alert: alert.subject_id),
     ("since", _since),
     "summary",
 )
-STATE: Final[Field] = ("state", lambda alert: alert["state"])
-SILENCED: Final[Field] = (
+STATE: Final[Field[ListedAlert]] = ("state", lambda alert: _state(alert))
+SILENCED: Final[Field[ListedAlert]] = (
     "silenced",
-    lambda alert: "" if _silence(alert) is None else until_text(alert["silenced_until"]),
+    lambda alert: "" if _silence(alert) is None else until_text(alert.silenced_until),
 )
 
 
@@ -71,12 +73,20 @@ def list_alerts(
       slipway alert ls
       slipway alert ls --all --since 12h -o json
     """
-    query = {"open": None if all_ else True, "since": _moment("--since", since), "until": _moment("--until", until)}
-    rows, errors = _read(context.obj, **query)
+    rows, errors = _read(
+        api_of(context),
+        open=None if all_ else True,
+        since=_moment("--since", since),
+        until=_moment("--until", until),
+    )
     nothing = "no alerts" if all_ else "no open alerts"
     fields = (STATE, *FIELDS) if all_ else FIELDS
-    fields = (*fields[:-1], SILENCED, fields[-1]) if any(_silence(row) is not None for row in rows) else fields
-    show(rows, fields, output, nothing=f"{nothing} in the services that answer" if errors else nothing)
+    fields = (*fields[:-1], SILENCED, fields[-1]) if any(_silence(row.value) is not None for row in rows) else fields
+    if output is Output.JSON:
+        as_json(list(map(_with_state, rows)))
+    else:
+        shown = f"{nothing} in the services that answer" if errors else nothing
+        table([row.value for row in rows], fields, nothing=shown)
     if errors:
         raise Failed(errors)
 
@@ -86,9 +96,10 @@ def _moment(option: str, text: str | None) -> str | None:
     if text is None:
         return None
     try:
-        return (now() - timedelta(seconds=moments.seconds(text))).isoformat()
+        at: datetime | None = now() - timedelta(seconds=moments.seconds(text))
     except (ValueError, OverflowError):
-        return options.until(None, text)
+        at = options.until(None, text)
+    return None if at is None else at.isoformat()
 
 
 @app.command("show")
@@ -103,24 +114,26 @@ def show_alert(context: typer.Context, alert: WhichAlert, output: AsOutput = Out
       slipway alert show linux-zone-b
       slipway alert show config-tripped/linux-zone-b -o json
     """
-    alerts, errors = _read(context.obj)
-    row = with_console(_named(alerts, alert, errors), alerts)
+    alerts, errors = _read(api_of(context))
+    found = _named(alerts, alert, errors)
+    console = console_of(found, alerts)
     if output is Output.JSON:
-        as_json(row)
+        as_json(_with_state(found) | {"console": console})
         return
-    lines = [("alert", f"{row['kind']} {row['subject_id']}"), ("severity", row["severity"]), ("state", row["state"])]
+    row = found.value
+    lines = [("alert", f"{row.kind} {row.subject_id}"), ("severity", row.severity), ("state", _state(row))]
     lines.append(("since", _since(row)))
-    if row["closed_at"]:
-        lines.append(("resolved", f"{moments.clock(moments.at(row['closed_at']), now())} {row['resolution']}".strip()))
+    if row.closed_at:
+        lines.append(("resolved", f"{moments.clock(row.closed_at, now())} {row.resolution}".strip()))
     if (silence := _silence(row)) is not None:
-        lines.append(("silenced", f"{until_text(row['silenced_until'])} by {row['silenced_by']}: {silence}"))
-    lines += [(label, row[name]) for name, label in LABELS.items() if row.get(name)]
-    lines.append(("key", row["dedup_key"]))
+        lines.append(("silenced", f"{until_text(row.silenced_until)} by {row.silenced_by}: {silence}"))
+    lines += [(label, text) for name, label in LABELS.items() if (text := getattr(row, name))]
+    lines.append(("key", row.dedup_key))
     width = max(len(label) for label, _ in lines)
     for label, value in lines:
         print(printable(f"{label:<{width}}  {value}"))
-    for label in ("evidence", "console"):
-        for number, line in enumerate(row.get(label) or ()):
+    for label, shown in (("evidence", row.evidence), ("console", console)):
+        for number, line in enumerate(shown):
             print(printable(f"{'' if number else label:<{width}}  {line}"))
 
 
@@ -139,56 +152,70 @@ def silence_alert(
     Example:
       slipway alert silence config-tripped/linux-zone-b --for 2h --reason "the cloud works on it"
     """
-    alerts, errors = _read(context.obj, open=True)
-    row = _named(alerts, alert, errors)
+    alerts, errors = _read(api_of(context), open=True)
+    found = _named(alerts, alert, errors)
+    row = found.value
     ends = options.until(for_, None)
-    context.obj.post(
-        row["service"], "/alerts/silence", {"dedup_key": row["dedup_key"], "until": ends, "reason": reason}
+    api_of(context).post(
+        object, found.service, "/alerts/silence", {"dedup_key": row.dedup_key, "until": ends, "reason": reason}
     )
-    print(printable(f"alert {row['kind']} {row['subject_id']} silenced {until_text(ends)}"))
+    print(printable(f"alert {row.kind} {row.subject_id} silenced {until_text(ends)}"))
 
 
-def _silence(alert: Mapping[str, Any]) -> str | None:
+def _silence(alert: ListedAlert) -> str | None:
     """Reason of a silence that lasts; None without one."""
-    until = alert["silenced_until"]
-    return alert["silence_reason"] if until is not None and moments.at(until) > now() else None
+    until = alert.silenced_until
+    return alert.silence_reason if until is not None and until > now() else None
 
 
-def with_console(alert: Alert, alerts: list[Alert]) -> Alert:
-    """The alert with the console output that another alert on its image holds."""
-    image = alert["subject_id"] if alert["subject_kind"] == "image" else None
-    own = [other for other in alerts if other["kind"] == CONSOLE and f"/{image}".endswith(f"/{other['subject_id']}")]
-    return {**alert, "console": own[0].get("console") or ()} if own else alert
+def _state(alert: ListedAlert) -> str:
+    return RESOLVED if alert.closed_at else OPEN
 
 
-def _named(alerts: list[Alert], name: str, errors: str) -> Alert:
+def _with_state(alert: Alert) -> dict[str, object]:
+    return alert.sent | {"state": _state(alert.value)}
+
+
+def console_of(alert: Alert, alerts: Sequence[Alert]) -> Sequence[str]:
+    """Console output of a machine of the alert's image, which another alert may hold."""
+    image = alert.value.subject_id if alert.value.subject_kind == "image" else None
+    own = [
+        other.value
+        for other in alerts
+        if other.value.kind == CONSOLE and f"/{image}".endswith(f"/{other.value.subject_id}")
+    ]
+    return (own[0] if own else alert.value).console
+
+
+def _named(alerts: Sequence[Alert], name: str, errors: str) -> Alert:
     """The alert of that name; open ones hide resolved ones, and others that of the console output. Raises Failed, with
     the `errors` of services that did not answer."""
-    found = [alert for alert in alerts if name in _names(alert)]
-    found = [alert for alert in found if alert["state"] == OPEN] or found
-    if len(found) > 1 and len(others := [alert for alert in found if alert["kind"] != CONSOLE]) == 1:
-        found = others  # with_console adds it
+    found = [alert for alert in alerts if name in _names(alert.value)]
+    found = [alert for alert in found if _state(alert.value) == OPEN] or found
+    if len(found) > 1 and len(others := [alert for alert in found if alert.value.kind != CONSOLE]) == 1:
+        found = others  # whose console output is that of the other
     if not found:
         advice = "`slipway alert ls` lists the open ones, `--all` the resolved ones, too."
         raise Failed("\n".join(filter(None, (f"There is no alert {name!r}.", advice, errors))))
     if len(found) > 1:
-        names = [f"{alert['kind']}/{alert['subject_id']}" for alert in found]
+        names = [f"{alert.value.kind}/{alert.value.subject_id}" for alert in found]
         if len({*names}) < len(names):  # an account has one alert per problem
-            names = [alert["dedup_key"] for alert in found]
+            names = [alert.value.dedup_key for alert in found]
         raise Failed(f"{name!r} names {len(found)} alerts: {', '.join(names)}.\nGive one of these names.")
     return found[0]
 
 
-def _names(alert: Alert) -> set[str]:
+def _names(alert: ListedAlert) -> set[str]:
     """Names by which an alert is known; that of a launch config names the alerts of its revisions."""
-    subject = alert["subject_id"]
-    subjects = {subject, name_of(subject)} if alert["subject_kind"] == "config" else {subject}
-    return {alert["dedup_key"], *subjects, *(f"{alert['kind']}/{one}" for one in subjects)}
+    subject = alert.subject_id
+    subjects = {subject, name_of(subject)} if alert.subject_kind == "config" else {subject}
+    return {alert.dedup_key, *subjects, *(f"{alert.kind}/{one}" for one in subjects)}
 
 
-def _read(api: Api, **query: Any) -> tuple[list[Alert], str]:
+def _read(
+    api: Api, *, open: bool | None = None, since: str | None = None, until: str | None = None
+) -> tuple[list[Alert], str]:
     """Alerts of all services that answer, pages first, then the newest first; and the errors of the others."""
-    rows, errors = api.list_all("/alerts", **query)
-    alerts = [row | {"state": RESOLVED if row["closed_at"] else OPEN} for row in rows]
-    newest = sorted(alerts, key=lambda alert: moments.at(alert["raised_at"]), reverse=True)
-    return sorted(newest, key=lambda alert: (alert["state"] != OPEN, alert["severity"] == "notice")), errors
+    alerts, errors = api.list_all(ListedAlert, "/alerts", open=open, since=since, until=until)
+    newest = sorted(alerts, key=lambda alert: alert.value.raised_at, reverse=True)
+    return sorted(newest, key=lambda alert: (_state(alert.value) != OPEN, alert.value.severity == "notice")), errors

@@ -1,14 +1,14 @@
 """`slipway audit`: the writes of people and pipelines."""
 
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
-from slipway_client.cli.options import AsOutput, now
+from slipway_api.http.service import AuditEntry
+from slipway_client.cli.options import AsOutput, api_of, now
 from slipway_client.cli.tables import Field, Output, show
-from slipway_client.transport.http import Failed
+from slipway_client.transport.failed import Failed
 from slipway_client.view import moments
 from slipway_common.base.audited import AuditedKind
 
@@ -42,10 +42,10 @@ def audit(
       slipway audit --kind config --subject linux-zone-a -n 5
       slipway audit --by ci-deploy
     """
-    rows, errors = context.obj.list_all(
-        "/audit", kind=kind and kind.value, subject=subject, by=by, since=_begin(since), limit=limit + 1
+    rows, errors = api_of(context).list_all(
+        AuditEntry, "/audit", kind=kind and kind.value, subject=subject, by=by, since=_begin(since), limit=limit + 1
     )
-    newest = sorted(rows, key=lambda row: moments.at(row["at"]), reverse=True)
+    newest = sorted(rows, key=lambda row: row.value.at, reverse=True)
     nothing = "no changes in the services that answer" if errors else "no changes"
     show(newest, FIELDS, output, nothing=nothing, limit=limit)
     if errors:
@@ -59,27 +59,27 @@ def _begin(since: str | None) -> str | None:
         raise typer.BadParameter(f"--since: {error}") from error
 
 
-def _change(row: Mapping[str, Any]) -> str:
+def _change(row: AuditEntry) -> str:
     """Fields that a change or a command has set; empty for a thing that was created or removed as a whole."""
     from slipway_common.declaration.changes import difference, setting
 
-    before, after = row["before"] or {}, row["after"] or {}
-    if row["result"] in ("created", "archived"):
+    before, after = row.before or {}, row.after or {}
+    if row.result in ("created", "archived"):
         return ""
     set_ = {name: value for name, value in after.items() if value is not None}
     return ", ".join(
-        setting(name, value) if row["before"] is None else difference(name, before.get(name), value)
+        setting(name, value) if row.before is None else difference(name, before.get(name), value)
         for name, value in set_.items()
         if value != "" or before.get(name)  # a field that was and stays empty has not changed
     )
 
 
-FIELDS: Final[tuple[Field, ...]] = (
-    ("at", lambda row: moments.clock(moments.at(row["at"]), now())),
+FIELDS: Final[tuple[Field[AuditEntry], ...]] = (
+    ("at", lambda row: moments.clock(row.at, now())),
     "by",
     "action",
     "kind",
-    ("subject", lambda row: row["subject_id"]),
+    ("subject", lambda row: row.subject_id),
     "result",
     ("change", _change),
     "reason",

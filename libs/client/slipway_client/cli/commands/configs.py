@@ -1,14 +1,33 @@
 """`slipway lc` commands: launch configs."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from collections.abc import Iterable
+from typing import Annotated, Final
 
 import typer
 
+from slipway_api.http.provisioner.launch_configs import (
+    LaunchConfig,
+    LaunchConfigDetails,
+    LaunchFailure,
+    SharedKey,
+    StageLevel,
+)
 from slipway_client.cli import options
-from slipway_client.cli.options import AsOutput, ConfigId, ConfigName, For, OfPool, Reason, Until, noun, now, until_text
-from slipway_client.cli.tables import Field, Output, as_json, pairs, short, show
-from slipway_client.transport.http import Api, path
+from slipway_client.cli.options import (
+    AsOutput,
+    ConfigId,
+    ConfigName,
+    For,
+    OfPool,
+    Reason,
+    Until,
+    api_of,
+    noun,
+    now,
+    until_text,
+)
+from slipway_client.cli.tables import Field, Output, as_json, pairs, short, show, table
+from slipway_client.transport.http import Api, Decoded, path
 from slipway_client.view import moments
 from slipway_client.view.phrases import is_fallback, progress
 from slipway_common.base.revisions import hash_of, name_of
@@ -16,21 +35,25 @@ from slipway_common.base.revisions import hash_of, name_of
 app = noun("Manage launch configs")
 
 
-def state(row: Mapping[str, Any]) -> Any:
+def state(row: LaunchConfig) -> str:
     """State of a revision: `fallback` for one that is being replaced, also while its launch config is paused."""
-    if row["state"] == "paused" and not row["current"]:
+    if row.state == "paused" and not row.current:
         return "fallback, paused"
-    return "fallback" if is_fallback(row) else row["state"]
+    return "fallback" if is_fallback(row) else row.state
 
 
-def current_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def current_first(rows: Iterable[Decoded[LaunchConfig]]) -> list[Decoded[LaunchConfig]]:
     """Revisions by pool and name, the current one of each name first."""
-    return sorted(rows, key=lambda row: (row["pool_id"], name_of(row["id"]), not row["current"], row["id"]))
+    return sorted(rows, key=lambda row: _order(row.value))
 
 
-FIELDS: Final[tuple[Field, ...]] = (
-    ("name", lambda row: name_of(row["id"])),
-    ("revision", lambda row: hash_of(row["id"])),
+def _order(row: LaunchConfig) -> tuple[str, str, bool, str]:
+    return row.pool_id, name_of(row.id), not row.current, row.id
+
+
+FIELDS: Final[tuple[Field[LaunchConfig], ...]] = (
+    ("name", lambda row: name_of(row.id)),
+    ("revision", lambda row: hash_of(row.id)),
     ("state", state),
     "health_state",
     "weight",
@@ -39,10 +62,10 @@ FIELDS: Final[tuple[Field, ...]] = (
     "launched",
     "booted",
     "failed",
-    ("account", lambda row: row["account_id"]),
+    ("account", lambda row: row.account_id),
 )
-OF_POOL: Final[Field] = ("pool", lambda row: row["pool_id"])
-PROGRESS: Final[Field] = ("detail", lambda row: progress(row, now()).removeprefix("fallback: ") or None)
+OF_POOL: Final[Field[LaunchConfig]] = ("pool", lambda row: row.pool_id)
+PROGRESS: Final[Field[LaunchConfig]] = ("detail", lambda row: progress(row, now()).removeprefix("fallback: ") or None)
 Archived = Annotated[bool, typer.Option("--all", help="Archived revisions, too")]
 
 
@@ -61,13 +84,15 @@ def list_launch_configs(
       slipway lc ls --pool linux
       slipway lc ls --all
     """
-    rows = current_first(context.obj.get("provisioner", "/launch-configs", pool=pool, all=all_ or None)["items"])
-    one = len({row["pool_id"] for row in rows}) <= 1
+    rows = current_first(
+        api_of(context).rows(LaunchConfig, "provisioner", "/launch-configs", pool=pool, all=all_ or None)
+    )
+    one = len({row.value.pool_id for row in rows}) <= 1
     fields = FIELDS if one else (*FIELDS[:2], OF_POOL, *FIELDS[2:])
-    if any(row["stopping"] for row in rows):
+    if any(row.value.stopping for row in rows):
         place = fields.index("running") + 1
         fields = (*fields[:place], "stopping", *fields[place:])
-    changing = any(progress(row, now()) for row in rows)
+    changing = any(progress(row.value, now()) for row in rows)
     show(
         rows,
         (*fields, PROGRESS) if changing else fields,
@@ -77,8 +102,8 @@ def list_launch_configs(
     )
 
 
-SHARED: Final[tuple[Field, ...]] = (
-    ("shared", lambda row: f"{row['kind']} {row['id']}"),
+SHARED: Final[tuple[Field[SharedKey], ...]] = (
+    ("shared", lambda row: f"{row.kind} {row.id}"),
     "stage",
     "window",
     "state",
@@ -100,52 +125,59 @@ def show_launch_config(context: typer.Context, config: ConfigId, output: AsOutpu
       slipway lc show linux-zone-b
       slipway lc show linux-zone-b@3f2c9a
     """
-    api = context.obj
-    row: dict[str, Any] = api.get("provisioner", path("launch-configs", config))
+    api = api_of(context)
+    read = api.read(LaunchConfigDetails, "provisioner", path("launch-configs", config))
     if output is Output.JSON:
-        as_json(row)
+        as_json(read.sent)
         return
-    nested = ("stages", "shared", "record", "recent_failures", "recent_errors")
-    mappings = ("deadlines", "settings")
-    shown = {name: value for name, value in row.items() if name not in (*nested, *mappings)}
-    pairs(shown | {f"{of}.{name}": value for of in mappings for name, value in (row.get(of) or {}).items()}, now())
+    row = read.value
+    nested = ("stages", "shared", "record", "recent_failures", "recent_errors", "deadlines", "settings")
+    shown = {name: value for name, value in read.sent.items() if name not in nested}
+    inner = {"deadlines": row.deadlines, "settings": row.settings or {}}
+    pairs(shown | {f"{of}.{name}": value for of, values in inner.items() for name, value in values.items()}, now())
     print()
     _show_others(api, row)
-    stages = [{"stage": name, **stage} for name, stage in (row.get("stages") or {}).items()]
-    show(stages, ("stage", "in_flight", "unfolded", "window", ("health", _health(row))), output, nothing="no windows")
+    table(list(row.stages.items()), _stages(row), nothing="no windows")
     print()
-    show(row.get("shared") or [], SHARED, output, nothing="no shared limits")
+    table(row.shared, SHARED, nothing="no shared limits")
     print()
-    failures: tuple[Field, ...] = (
-        ("at", lambda failure: moments.clock(moments.at(failure["at"]), now())),
-        ("worker", lambda failure: short(failure["worker_id"])),
+    failures: tuple[Field[LaunchFailure], ...] = (
+        ("at", lambda failure: moments.clock(failure.at, now())),
+        ("worker", lambda failure: short(failure.worker_id)),
         "reason",
     )
-    show(row.get("recent_failures") or [], failures, output, nothing="no recent failures")
-    if errors := row.get("recent_errors"):
+    table(row.recent_failures, failures, nothing="no recent failures")
+    if row.recent_errors:
         print()
-        show(errors, (("errors in a day", lambda error: error["number"]), "code", "sample"), output, nothing="")
+        table(row.recent_errors, (("errors in a day", lambda error: error.number), "code", "sample"), nothing="")
 
 
-def _show_others(api: Api, row: Mapping[str, Any]) -> None:
+def _show_others(api: Api, row: LaunchConfig) -> None:
     """Print the other revisions of the name, archived ones too; nothing if there are none."""
-    name = name_of(row["id"])
-    rows = api.get("provisioner", "/launch-configs", pool=row["pool_id"], all=True)["items"]
-    others = [other for other in rows if name_of(other["id"]) == name and other["id"] != row["id"]]
-    fields: tuple[Field, ...] = (
-        ("other revision", lambda other: hash_of(other["id"])),
+    name = name_of(row.id)
+    rows = api.items(LaunchConfig, "provisioner", "/launch-configs", pool=row.pool_id, all=True)
+    others = [other for other in rows if name_of(other.id) == name and other.id != row.id]
+    fields: tuple[Field[LaunchConfig], ...] = (
+        ("other revision", lambda other: hash_of(other.id)),
         ("state", state),
-        ("image", lambda other: other["image_revision"]),
+        ("image", lambda other: other.image_revision),
         PROGRESS,
     )
     if others:
-        show(sorted(others, key=lambda other: other["state"]), fields, Output.TABLE, nothing="")
+        table(sorted(others, key=lambda other: other.state), fields, nothing="")
         print()
 
 
-def _health(row: Mapping[str, Any]) -> Any:
-    stages = (row.get("record") or {}).get("stages", {})
-    return lambda stage: stages.get(stage["stage"], {}).get("probability")
+def _stages(row: LaunchConfigDetails) -> tuple[Field[tuple[str, StageLevel]], ...]:
+    """Columns of the stages of a launch config."""
+    health = row.record.stages if row.record else {}
+    return (
+        ("stage", lambda stage: stage[0]),
+        ("in flight", lambda stage: stage[1].in_flight),
+        ("unfolded", lambda stage: stage[1].unfolded),
+        ("window", lambda stage: stage[1].window),
+        ("health", lambda stage: health[stage[0]].probability if stage[0] in health else None),
+    )
 
 
 @app.command("pause")
@@ -163,7 +195,12 @@ def pause_launch_config(
       slipway lc pause linux-zone-b --reason "new image first" --until 2026-08-01T17:30
     """
     ends = options.until(for_, until)
-    context.obj.post("provisioner", path("launch-configs", config, "pause"), {"reason": reason, "until": ends})
+    api_of(context).post(
+        object,
+        "provisioner",
+        path("launch-configs", config, "pause"),
+        {"reason": reason, "until": ends},
+    )
     print(f"launch config {config} paused {until_text(ends)}")
 
 
@@ -175,5 +212,5 @@ def resume_launch_config(context: typer.Context, config: ConfigName, reason: Rea
     Example:
       slipway lc resume linux-zone-b --reason "maintenance is over"
     """
-    context.obj.post("provisioner", path("launch-configs", config, "resume"), {"reason": reason})
+    api_of(context).post(object, "provisioner", path("launch-configs", config, "resume"), {"reason": reason})
     print(f"launch config {config} resumed")

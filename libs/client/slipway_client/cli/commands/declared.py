@@ -3,10 +3,15 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from slipway_api.http.declaration import Change
+from slipway_api.http.lease_pools import DeclaredLeasePools
+from slipway_api.http.provisioner.declaration import DeclarationResult
+from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_client.cli.confirming import (
     CHANGE_FIELDS,
     REQUIRED,
@@ -15,10 +20,11 @@ from slipway_client.cli.confirming import (
     command_line,
     confirmation,
 )
-from slipway_client.cli.options import AsOutput, DrainFor, Replace, Terminate, now, roll_out
-from slipway_client.cli.replaced import current_revisions, lines, names_of, replacements, with_replacements
-from slipway_client.cli.tables import Output, as_json, show
-from slipway_client.transport.http import Api, Failed
+from slipway_client.cli.options import AsOutput, DrainFor, Replace, Terminate, api_of, now, roll_out
+from slipway_client.cli.replaced import Replacement, current_revisions, lines, names_of, replacements, with_replacements
+from slipway_client.cli.tables import Output, as_json, table
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import Api, Parameter
 from slipway_common.base.sanitize import printable
 
 if TYPE_CHECKING:
@@ -48,7 +54,8 @@ DefaultOwner = Annotated[
     typer.Option("--owner", metavar="NAME", help="Owner without metadata.owner [default: the file's name]"),
 ]
 
-Send = Callable[..., dict[str, Any]]
+Result = DeclaredLeasePools | DeclarationResult
+Send = Callable[..., Result]
 
 
 def apply(
@@ -80,9 +87,9 @@ def apply(
       slipway apply slipway.yaml --replace now             a secret has leaked
       slipway apply slipway.yaml --confirm 3f2c9a81d07e    dangerous changes, as shown by diff
     """
-    api = context.obj.within(TIMEOUT_SECONDS)
-    if if_empty and api.get("provisioner", "/launch-configs", all=True)["items"]:
-        show([], CHANGE_FIELDS, output, nothing=DECLARED_ALREADY)
+    api = api_of(context).within(TIMEOUT_SECONDS)
+    if if_empty and api.items(LaunchConfig, "provisioner", "/launch-configs", all=True):
+        _show_changes([], output, nothing=DECLARED_ALREADY)
         return
     planned = _Plan(api, _read(files, from_, speed, owner), prune, adopt, roll_out(replace, drain_for, terminate))
     if planned.dangers and confirm != planned.digest:
@@ -91,7 +98,7 @@ def apply(
     names = names_of(planned.changes)
     before = current_revisions(api, name=names) if names else []
     planned.carry_out()
-    planned.show(output, replacements(before, current_revisions(api, name=names), planned.changes) if names else ())
+    planned.show(output, replacements(before, current_revisions(api, name=names), planned.changes) if names else {})
 
 
 def diff(
@@ -116,7 +123,7 @@ def diff(
       slipway diff slipway.yaml || echo "deployment differs from slipway.yaml"
       slipway diff -f declarations/
     """
-    api = context.obj.within(TIMEOUT_SECONDS)
+    api = api_of(context).within(TIMEOUT_SECONDS)
     planned = _Plan(api, _read(files, from_, speed, owner), prune, adopt, roll_out(replace, drain_for, terminate))
     planned.show(output)
     if planned.dangers:
@@ -130,7 +137,7 @@ class _Plan:
     """Changes that the services would make, each as a dry run. Invalid declarations are refused here already."""
 
     def __init__(
-        self, api: Api, declared: "Declarations", prune: bool, adopt: bool, replacing: Mapping[str, Any]
+        self, api: Api, declared: "Declarations", prune: bool, adopt: bool, replacing: Mapping[str, Parameter]
     ) -> None:
         from slipway_common.declaration.changes import combined_digest
 
@@ -140,33 +147,32 @@ class _Plan:
         self._send: dict[str, Send] = {}  # lease pools first, which accounts refer to
         if declared.has_lease_pools:
             self._send["lease-broker"] = lambda **given: api.put(
-                "lease-broker", "/lease-pools", declared.lease_pools(), **how, **given
+                DeclaredLeasePools, "lease-broker", "/lease-pools", declared.lease_pools(), **how, **given
             )
         if declared.has_others:
             self._send["provisioner"] = lambda **given: api.put_lines(
-                "provisioner", "/declaration", declared.lines, **how, **replacing, **given
+                DeclarationResult, "provisioner", "/declaration", declared.lines, **how, **replacing, **given
             )
         self._answers = {service: send(dry_run=True) for service, send in self._send.items()}
         answers = self._answers.values()
-        self.changes = [row for answer in answers for row in answer["items"] if row["result"] != "unchanged"]
-        self.paced = [paced[row["id"]] for row in self.changes if row["kind"] == "lease pool" and row["id"] in paced]
-        self.more = sum(answer["more"] for answer in answers)
-        self.dangers = [danger for answer in answers for danger in answer["dangers"]]
+        self.changes = [row for answer in answers for row in answer.items if row.result != "unchanged"]
+        self.paced = [paced[row.id] for row in self.changes if row.kind == "lease pool" and row.id in paced]
+        self.more = sum(answer.more for answer in answers)
+        self.dangers = [danger for answer in answers for danger in answer.dangers]
+        results = [answer for answer in answers if isinstance(answer, DeclarationResult)]
         self.previews = [
-            f"launch config {row['config']}: {row['problem']}"
-            for answer in answers
-            for row in answer.get("previews", ())
+            f"launch config {row.config}: {row.problem}" for answer in results for row in answer.previews or ()
         ]
-        self.costs = [row["text"] for answer in answers for row in answer.get("costs", ())]
-        self.unpriced = [row["text"] for answer in answers for row in answer.get("unpriced", ())]
-        self.digest = combined_digest([answer["digest"] for answer in answers])
+        self.costs = [row.text for answer in results for row in answer.costs]
+        self.unpriced = [row.text for answer in results for row in answer.unpriced]
+        self.digest = combined_digest([answer.digest for answer in answers])
 
-    def show(self, output: Output, replaced: Sequence[Mapping[str, Any]] = ()) -> None:
+    def show(self, output: Output, replaced: Mapping[str, Replacement] = MappingProxyType({})) -> None:
         """Print the changes; those that the services only counted are mentioned. `replaced`: what has been replaced."""
         if output is Output.JSON:
             as_json(with_replacements(self.changes, replaced))
         else:
-            show(self.changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
+            table(self.changes, CHANGE_FIELDS, nothing=NOTHING_TO_CHANGE)
             print(*map(printable, lines(replaced, now())), sep="\n", end="\n" if replaced else "")
             print(*map(printable, _first(self.paced, "launches in")), sep="\n", end="\n" if self.paced else "")
             print(*map(printable, _first(self.costs, "the costs of")), sep="\n", end="\n" if self.costs else "")
@@ -185,9 +191,9 @@ class _Plan:
         """Make the changes, in one service after the other."""
         applied = False
         for service, answer in self._answers.items():
-            if answer["items"]:
+            if answer.items:
                 try:
-                    self._send[service](confirm=answer["digest"])
+                    self._send[service](confirm=answer.digest)
                 except Failed as error:
                     text = str(error)
                     if error.slug == REQUIRED:
@@ -196,6 +202,13 @@ class _Plan:
                         text += "\nThe lease pools were applied; fix this and apply again."
                     raise Failed(text, error.slug, error.status, path=error.path) from error
                 applied = True
+
+
+def _show_changes(changes: Sequence[Change], output: Output, *, nothing: str) -> None:
+    if output is Output.JSON:
+        as_json(changes)
+    else:
+        table(changes, CHANGE_FIELDS, nothing=nothing)
 
 
 def _first(sentences: Sequence[str], about: str) -> list[str]:

@@ -4,25 +4,27 @@ from typing import Annotated, Final
 
 import typer
 
-from slipway_client.cli.options import AsOutput, OptionalReason, PoolId, noun, now, pools, sources
+from slipway_api.http.provisioner.demand import DemandReportResult, DemandSource, RemovedSource
+from slipway_client.cli.options import AsOutput, OptionalReason, PoolId, api_of, noun, now, pools, sources
 from slipway_client.cli.tables import Field, Output, show
-from slipway_client.transport.http import Failed, path
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import path
 from slipway_client.view import moments
 from slipway_client.view.phrases import count
 from slipway_common.base.clock import utc_now
 
 app = noun("Manage sources of demand")
 
-FIELDS: Final[tuple[Field, ...]] = (
-    ("pool", lambda row: row["pool_id"]),
+FIELDS: Final[tuple[Field[DemandSource], ...]] = (
+    ("pool", lambda row: row.pool_id),
     "source",
     "state",
     "pending",
     "claimed",
-    ("age", lambda row: moments.about((now() - moments.at(row["observed_at"])).total_seconds())),
-    ("valid until", lambda row: moments.clock(moments.at(row["valid_until"]), now())),
-    ("dropped at", lambda row: moments.clock(moments.at(row["protected_until"]), now())),
-    ("reported by", lambda row: row["reported_by"]),
+    ("age", lambda row: moments.about((now() - row.observed_at).total_seconds())),
+    ("valid until", lambda row: moments.clock(row.valid_until, now())),
+    ("dropped at", lambda row: moments.clock(row.protected_until, now())),
+    ("reported by", lambda row: row.reported_by),
 )
 
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="Name of the source", autocompletion=sources)]
@@ -43,7 +45,7 @@ def list_sources(context: typer.Context, pool: OnePool = None, output: AsOutput 
     Example:
       slipway demand ls linux
     """
-    rows = context.obj.items("provisioner", "/demand", pool=pool)
+    rows = api_of(context).rows(DemandSource, "provisioner", "/demand", pool=pool)
     show(rows, FIELDS, output, nothing="no source has reported demand", drop=("reported by", "valid until"))
 
 
@@ -58,10 +60,12 @@ def remove_source(context: typer.Context, pool: PoolId, source: Source, reason: 
     Example:
       slipway demand rm linux old-queue --reason "the monitor was renamed"
     """
-    row = context.obj.delete("provisioner", path("pools", pool, "demand", source), reason=reason or None)
-    tasks = f"{row['pending']} pending and {count(row['claimed'], 'claimed task')}"
+    row = api_of(context).delete(
+        RemovedSource, "provisioner", path("pools", pool, "demand", source), reason=reason or None
+    )
+    tasks = f"{row.pending} pending and {count(row.claimed, 'claimed task')}"
     print(f"source {source} of pool {pool} is removed: its {tasks} no longer count")
-    if row["was_fresh"]:
+    if row.was_fresh:
         print("its last report was still valid: if its monitor runs, the next report brings it back")
 
 
@@ -87,8 +91,10 @@ def set_demand(
     """
     # Not zero: busy workers whose tasks nobody counts would be asked to leave.
     body = {"pending": pending, "claimed": claimed, "observed_at": utc_now().isoformat(), "source": source}
-    answer = context.obj.put("provisioner", path("pools", pool, "demand"), body | {"valid_for_seconds": valid_for})
-    if not answer["stored"]:
+    answer = api_of(context).put(
+        DemandReportResult, "provisioner", path("pools", pool, "demand"), body | {"valid_for_seconds": valid_for}
+    )
+    if not answer.stored:
         raise Failed(f"not stored: a report of {source} with a later time was stored before; check this host's clock")
     running = "claimed as its workers report" if claimed is None else f"{claimed} claimed"
     print(f"{pool}: {pending} pending, {running}, from {source}")

@@ -5,21 +5,29 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
+import msgspec
 import typer
 
+from slipway_api.http.provisioner.accounts import Account
+from slipway_api.http.provisioner.launch_configs import LaunchConfig
+from slipway_api.http.provisioner.pools import LaunchStop, Pool
+from slipway_api.http.provisioner.recovery import Deployment
+from slipway_api.http.service import ListedAlert, ServiceStatus
 from slipway_client.cli.commands.recovery import differences
-from slipway_client.cli.options import AsOutput, now
+from slipway_client.cli.options import AsOutput, api_of, now
 from slipway_client.cli.tables import Output, as_json
-from slipway_client.transport.http import Api, Failed
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import Api
 from slipway_common.base.clock import utc_now
 from slipway_common.base.sanitize import printable
 
 if TYPE_CHECKING:
     from slipway_client.transport.log import Entry
-    from slipway_client.view.diagnosis import Finding, ServiceAnswer
+    from slipway_client.view.diagnosis import Finding, Gathered, ServiceAnswer
 
+T = TypeVar("T")
 PROBLEM: Final = 3
 HTTP_SECONDS: Final = 2.0  # per request; at most three are made one after the other
 KAFKA_SECONDS: Final = 8.0  # for all of Kafka, in parallel with the requests to services
@@ -55,12 +63,12 @@ def doctor(
       slipway doctor --after-restore
     """
     if after_restore:
-        if differences(context.obj, output):
+        if differences(api_of(context), output):
             raise typer.Exit(PROBLEM)
         return
     from slipway_client.view.diagnosis import diagnose, healthy
 
-    found = diagnose(_gathered(context.obj, partitions))
+    found = diagnose(_gathered(api_of(context), partitions))
     if output is Output.JSON:
         fields = ("grade", "check", "detail", "remedy")
         as_json([{name: getattr(finding, name) for name in fields} for finding in found])
@@ -98,7 +106,7 @@ def _print(found: Sequence["Finding"]) -> None:
             )
 
 
-def _gathered(api: Api, partitions: int | None) -> Any:
+def _gathered(api: Api, partitions: int | None) -> "Gathered":
     from concurrent.futures import ThreadPoolExecutor
     from importlib.metadata import version
 
@@ -110,32 +118,33 @@ def _gathered(api: Api, partitions: int | None) -> Any:
         statuses = {name: threads.submit(_status, quick, name) for name in api.urls}
         alerts = threads.submit(_alerts, quick)
         services = {name: future.result() for name, future in statuses.items()}
-        provisioner: dict[str, Any] = {}
-        if services["provisioner"].status is not None:
-            lists = {
-                "launch_stops": "/launch-stops",
-                "accounts": "/accounts",
-                "pools": "/pools",
-                "configs": "/launch-configs",
-            }
-            answers = {name: threads.submit(_items, quick, path) for name, path in lists.items()}
-            provisioner = {"deployment": _answer(quick, "/deployment")}
-            provisioner |= {name: future.result() for name, future in answers.items()}
+        kafka_facts = kafka.result()
+        answers = services["provisioner"].status is not None
+        stops = threads.submit(_items, quick, LaunchStop, "/launch-stops") if answers else None
+        accounts = threads.submit(_items, quick, Account, "/accounts") if answers else None
+        pools = threads.submit(_items, quick, Pool, "/pools") if answers else None
+        configs = threads.submit(_items, quick, LaunchConfig, "/launch-configs") if answers else None
         return Gathered(
             own_version=version("slipway-client"),
             services=services,
             kafka=api.kafka,
+            kafka_error=kafka_facts.error,
+            differences=kafka_facts.differences,
+            heartbeats=kafka_facts.heartbeats,
             now=now(),
             alerts=alerts.result(),
-            **kafka.result(),
-            **provisioner,
+            deployment=_deployment(quick) if answers else None,
+            launch_stops=stops.result() if stops else None,
+            accounts=accounts.result() if accounts else None,
+            pools=pools.result() if pools else None,
+            configs=configs.result() if configs else None,
         )
 
 
-def _alerts(api: Api) -> list[dict[str, Any]] | None:
+def _alerts(api: Api) -> list[ListedAlert] | None:
     """Open alerts of the services that answer; None if none does."""
     try:
-        return api.list_all("/alerts", open=True)[0]
+        return [row.value for row in api.list_all(ListedAlert, "/alerts", open=True)[0]]
     except Failed:
         return None
 
@@ -144,41 +153,49 @@ def _status(api: Api, service: str) -> "ServiceAnswer":
     from slipway_client.view.diagnosis import ServiceAnswer
 
     asked_at = utc_now()
+    status, error = None, ""
     try:
-        status, error = api.get(service, "/status"), ""
-        if not isinstance(status, dict) or "ready" not in status:
-            status, error = None, f"the answer of {api.urls[service]} is not from a Slipway service"
+        status = api.get(ServiceStatus, service, "/status")
     except Failed as refused:
-        status, error = None, str(refused).partition("\n")[0]
+        error = str(refused).partition("\n")[0]
     return ServiceAnswer(url=api.urls[service], status=status, error=error, asked_at=asked_at, answered_at=utc_now())
 
 
-def _items(api: Api, path: str) -> Any:
-    answer = _answer(api, path)
-    return answer.get("items") if answer is not None else None
-
-
-def _answer(api: Api, path: str) -> Any:
-    """Answer of the provisioner; None without one: a service whose database is down reports that in its status."""
+def _items(api: Api, type_: type[T], path: str) -> list[T] | None:
+    """A list of the provisioner; None without one: a service whose database is down reports that in its status."""
     try:
-        answer = api.get("provisioner", path)
+        return api.items(type_, "provisioner", path)
     except Failed:
         return None
-    return answer if isinstance(answer, dict) else None
 
 
-def _asked_kafka(api: Api, partitions: int | None) -> dict[str, Any]:
+def _deployment(api: Api) -> Deployment | None:
+    try:
+        return api.get(Deployment, "provisioner", "/deployment")
+    except Failed:
+        return None
+
+
+class _Kafka(msgspec.Struct):
+    """Facts from Kafka, or the error for which there are none."""
+
+    error: str = ""
+    differences: list[str] | None = None
+    heartbeats: dict[str, datetime] | None = None
+
+
+def _asked_kafka(api: Api, partitions: int | None) -> _Kafka:
     import asyncio
 
     try:
         return asyncio.run(asyncio.wait_for(_from_kafka(api, partitions), KAFKA_SECONDS))
     except TimeoutError:
-        return {"kafka_error": f"Kafka at {api.kafka} did not answer within {KAFKA_SECONDS:g} s"}
+        return _Kafka(f"Kafka at {api.kafka} did not answer within {KAFKA_SECONDS:g} s")
     except Failed as error:
-        return {"kafka_error": str(error).partition("\n")[0]}
+        return _Kafka(str(error).partition("\n")[0])
 
 
-async def _from_kafka(api: Api, partitions: int | None) -> dict[str, Any]:
+async def _from_kafka(api: Api, partitions: int | None) -> _Kafka:
     import asyncio
 
     from aiokafka.errors import KafkaError
@@ -189,9 +206,11 @@ async def _from_kafka(api: Api, partitions: int | None) -> dict[str, Any]:
     topics = asyncio.ensure_future(_from_topics(api))
     try:
         differences = await topic_admin.diff(kafka_access(api.kafka), prefix=api.topic_prefix, partitions=partitions)
-        found = {"differences": [line.removeprefix(api.topic_prefix) for line in differences]}
+        found = _Kafka(differences=[line.removeprefix(api.topic_prefix) for line in differences])
         # Missing topics hold no events, and their absence is a finding of its own.
-        return found if any(line.endswith(": missing") for line in differences) else found | await topics
+        if not any(line.endswith(": missing") for line in differences):
+            found.heartbeats = await topics
+        return found
     except (KafkaError, OSError) as error:
         raise Failed(unavailable(api.kafka, error)) from error
     finally:
@@ -199,7 +218,7 @@ async def _from_kafka(api: Api, partitions: int | None) -> dict[str, Any]:
         await asyncio.gather(topics, return_exceptions=True)
 
 
-async def _from_topics(api: Api) -> dict[str, Any]:
+async def _from_topics(api: Api) -> dict[str, datetime]:
     """The newest heartbeat of each service."""
     from slipway_api.events.topics import SERVICE_HEARTBEAT
     from slipway_client.transport.log import Log
@@ -209,7 +228,7 @@ async def _from_topics(api: Api) -> dict[str, Any]:
         await log.open([SERVICE_HEARTBEAT.name], last=NEWEST, since=None)
         async for entry in log.past():
             _record(entry, heartbeats)
-    return {"heartbeats": heartbeats}
+    return heartbeats
 
 
 def _record(entry: "Entry", heartbeats: dict[str, datetime]) -> None:

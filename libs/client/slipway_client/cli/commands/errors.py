@@ -1,16 +1,29 @@
 """`slipway error`: errors of workers, which they report or make in their reports."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
+import msgspec
 import typer
 
-from slipway_client.cli.options import AsOutput, OfPool, noun, now, revisions, workers
-from slipway_client.cli.tables import Field, Output, short, show
+from slipway_api.http.provisioner.workers import ErrorTotal, WorkerError
+from slipway_client.cli.options import AsOutput, OfPool, api_of, noun, now, revisions, workers
+from slipway_client.cli.tables import Field, Output, short, show, table
 from slipway_client.view import moments
 
 app = noun("List errors of workers")
+
+
+class _Total(msgspec.Struct):
+    """Number of errors of a launch config by code, and of those in its last hour with one."""
+
+    launch_config_id: str
+    code: str
+    pool_id: str
+    last_hour: int
+    number: int = 0
+
 
 OfConfig = Annotated[
     str | None,
@@ -21,10 +34,16 @@ OfWorker = Annotated[
     typer.Option("--worker", metavar="WORKER", help="Worker, each error [default: all]", autocompletion=workers),
 ]
 Since = Annotated[str, typer.Option(metavar="DURATION", help="Age of the oldest error, such as 12h")]
-TOTALS: Final = ("number", "code", ("config", lambda row: row["launch_config_id"]), "pool", "last hour")
-EACH: Final[tuple[Field, ...]] = (
-    ("at", lambda row: moments.clock(moments.at(row["at"]), now())),
-    ("worker", lambda row: short(row["worker_id"])),
+TOTALS: Final[tuple[Field[_Total], ...]] = (
+    "number",
+    "code",
+    ("config", lambda row: row.launch_config_id),
+    ("pool", lambda row: row.pool_id),
+    "last_hour",
+)
+EACH: Final[tuple[Field[WorkerError], ...]] = (
+    ("at", lambda row: moments.clock(row.at, now())),
+    ("worker", lambda row: short(row.worker_id)),
     "code",
     "sample",
 )
@@ -52,11 +71,16 @@ def list_errors(
     """
     begin = _begin(since)
     if worker is not None:
-        rows = context.obj.items("provisioner", "/errors", worker=worker, pool=pool, config=config, since=begin)
-        show(rows, EACH, output, nothing="no errors")
+        errors = api_of(context).rows(
+            WorkerError, "provisioner", "/errors", worker=worker, pool=pool, config=config, since=begin
+        )
+        show(errors, EACH, output, nothing="no errors")
         return
-    rows = context.obj.get("provisioner", "/errors/totals", pool=pool, config=config, since=begin)["items"]
-    show(rows if output is Output.JSON else _by_code(rows), TOTALS, output, nothing="no errors")
+    rows = api_of(context).rows(ErrorTotal, "provisioner", "/errors/totals", pool=pool, config=config, since=begin)
+    if output is Output.JSON:
+        show(rows, (), output, nothing="")
+    else:
+        table(_by_code(row.value for row in rows), TOTALS, nothing="no errors")
 
 
 def _begin(since: str) -> str:
@@ -66,20 +90,10 @@ def _begin(since: str) -> str:
         raise typer.BadParameter(f"--since: {error}") from error
 
 
-def _by_code(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _by_code(rows: Iterable[ErrorTotal]) -> list[_Total]:
     """Numbers of all hours by launch config and code, the largest first."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    found: dict[tuple[str, str], _Total] = {}
     for row in rows:  # newest hours first
-        key = (row["launch_config_id"], row["code"])
-        known = found.setdefault(
-            key,
-            {
-                "number": 0,
-                "code": row["code"],
-                "launch_config_id": row["launch_config_id"],
-                "pool": row["pool_id"],
-                "last hour": row["number"],
-            },
-        )
-        known["number"] += row["number"]
-    return sorted(found.values(), key=lambda row: (-row["number"], row["code"]))
+        total = _Total(row.launch_config_id, row.code, row.pool_id, last_hour=row.number)
+        found.setdefault((row.launch_config_id, row.code), total).number += row.number
+    return sorted(found.values(), key=lambda row: (-row.number, row.code))

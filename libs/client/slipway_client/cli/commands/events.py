@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from slipway_client.cli.options import noun, now, pools, revisions, workers
+from slipway_client.cli.options import api_of, noun, now, pools, revisions, workers
 from slipway_client.cli.tables import short
 from slipway_client.transport.http import Api
 from slipway_client.view import moments
@@ -122,7 +122,7 @@ def tail(
     import asyncio
 
     try:
-        asyncio.run(_tail(context.obj, [known[name] for name in wanted], only, from_, last, follow, format_))
+        asyncio.run(_tail(api_of(context), [known[name] for name in wanted], only, from_, last, follow, format_))
     except KeyboardInterrupt:
         return
     except BrokenPipeError:
@@ -181,7 +181,7 @@ def _matches(entry: "Entry", only: Mapping[str, str]) -> bool:
     return all(_matches_id(field, wanted, entry.key, data) for field, wanted in only.items())
 
 
-def _matches_id(field: str, wanted: str, key: str, data: Mapping[str, Any]) -> bool:
+def _matches_id(field: str, wanted: str, key: str, data: Mapping[str, object]) -> bool:
     from slipway_api.percent import decoded
 
     value = str(data.get(field, ""))
@@ -208,7 +208,7 @@ def _line(entry: "Entry") -> str:
 def _json_line(entry: "Entry") -> str:
     import json
 
-    where: dict[str, Any] = {
+    where: dict[str, object] = {
         "topic": entry.topic,
         "partition": entry.partition,
         "offset": entry.offset,

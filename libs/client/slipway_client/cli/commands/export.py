@@ -7,10 +7,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 
+from slipway_api.http.lease_pools import LeasePoolTerms
+from slipway_api.http.provisioner.declaration import ExportedDeclaration, OwnedSpec
 from slipway_api.percent import encoded
-from slipway_client.transport.http import Api, Failed
+from slipway_client.cli.options import api_of
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import Api
+
+Declaration = dict[str, Any]
 
 
 class Format(StrEnum):
@@ -39,7 +46,7 @@ def export(context: typer.Context, owner: Owner = None, folder: Folder = None, o
       slipway export --dir backup
       slipway export --owner team-a > team-a.yaml
     """
-    declarations = _declarations(context.obj, owner)
+    declarations = _declarations(api_of(context), owner)
     if not declarations:
         raise Failed(f"nothing is declared by {owner}" if owner else "nothing is declared")
     texts = {each: _text(declaration, output) for each, declaration in declarations.items()}
@@ -56,29 +63,33 @@ def export(context: typer.Context, owner: Owner = None, folder: Folder = None, o
         sys.stdout.write(*texts.values())
 
 
-def _declarations(api: Api, owner: str | None) -> dict[str, dict[str, Any]]:
+def _declarations(api: Api, owner: str | None) -> dict[str, Declaration]:
     """Declaration of each owner, in the order of their names; that of nobody comes first."""
     from slipway_common.declaration.parsing import ENTRY
 
-    rows: dict[str, list[dict[str, Any]]] = {
-        "lease_pools": [
-            {"owner": row["owner"], "spec": {name: row[name] for name in ENTRY["lease_pools"].model_fields}}
-            for row in api.get("lease-broker", "/lease-pools")["items"]
-            if not row.get("archived") and owner in (None, row["owner"])
-        ],
-        **api.get("provisioner", "/declaration", owner=owner),
+    declared = api.get(ExportedDeclaration, "provisioner", "/declaration", owner=owner)
+    pools = [
+        OwnedSpec(owner=row.owner, spec=msgspec.to_builtins(row))
+        for row in api.items(LeasePoolTerms, "lease-broker", "/lease-pools")
+        if not row.archived and owner in (None, row.owner)
+    ]
+    sections = {
+        "lease_pools": pools,
+        "accounts": declared.accounts or [],
+        "worker_pools": declared.worker_pools or [],
     }
-    found: dict[str, dict[str, Any]] = {}
-    for each in sorted({row["owner"] for section in rows.values() for row in section}):
+    found: dict[str, Declaration] = {}
+    for each in sorted({row.owner for rows in sections.values() for row in rows}):
         found[each] = {"version": 1} | ({"metadata": {"owner": each}} if each else {})
     for section, entry in ENTRY.items():
-        for row in rows[section]:
-            spec = entry.model_validate(row["spec"]).model_dump(mode="json", exclude_defaults=True)
-            found[row["owner"]].setdefault(section, []).append(spec)
+        for row in sections[section]:
+            fields = {name: value for name, value in row.spec.items() if name in entry.model_fields}
+            spec = entry.model_validate(fields).model_dump(mode="json", exclude_defaults=True)
+            found[row.owner].setdefault(section, []).append(spec)
     return found
 
 
-def _text(declaration: Mapping[str, Any], output: Format) -> str:
+def _text(declaration: Declaration, output: Format) -> str:
     from slipway_common.declaration.strict_yaml import write
 
     if output is Format.JSON:

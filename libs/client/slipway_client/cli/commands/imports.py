@@ -1,16 +1,16 @@
 """`slipway import` commands: import of declarations of other systems."""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
+from slipway_api.http.lease_pools import DeclaredSlots, SlotsChange
 from slipway_client.cli.commands.declared import NOTHING_TO_CHANGE
 from slipway_client.cli.invalid_file import InvalidFile
-from slipway_client.cli.options import AsOutput, noun
-from slipway_client.cli.tables import Field, Output, as_json, show
+from slipway_client.cli.options import AsOutput, api_of, noun
+from slipway_client.cli.tables import Field, Output, as_json, table
 from slipway_client.view import moments
 from slipway_common.base.sanitize import printable
 
@@ -60,18 +60,17 @@ def boskos(
     except UnicodeDecodeError as error:
         raise InvalidFile(file, [DocumentProblem("", f"is not UTF-8 text: {error.reason}")]) from error
     body = {"slots": found.slots, "hold_seconds": _seconds("--hold", hold), "ttl_seconds": _seconds("--ttl", ttl)}
-    items = context.obj.put("lease-broker", "/slots", body, dry_run=dry_run)["items"]
-    changed = [
-        item for item in items if item["result"] != "unchanged" or item["added"] or item["removed"] or item["restored"]
-    ]
-    new = [item["id"] for item in items if item["result"] in {"created", "reactivated"}]
+    read = api_of(context).read(DeclaredSlots, "lease-broker", "/slots", method="PUT", body=body, dry_run=dry_run)
+    items = read.value.items
+    changed = [item for item in items if item.result != "unchanged" or item.added or item.removed or item.restored]
+    new = [item.id for item in items if item.result in {"created", "reactivated"}]
     for note in [*found.notes, *map(_kept, items), *([_declare(new)] if new else [])]:
         if note:
             print(printable(note), file=sys.stderr)
     if output is Output.JSON:
-        as_json(items)
+        as_json(read.sent["items"])
     else:
-        show(changed, CHANGES, output, nothing=NOTHING_TO_CHANGE)
+        table(changed, CHANGES, nothing=NOTHING_TO_CHANGE)
 
 
 def _seconds(option: str, text: str) -> float:
@@ -86,20 +85,20 @@ def _names(names: list[str]) -> str:
     return ", ".join(names[:SHOWN_NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
-CHANGES: Final[tuple[Field, ...]] = (
-    ("lease pool", lambda row: row["id"]),
+CHANGES: Final[tuple[Field[SlotsChange], ...]] = (
+    ("lease pool", lambda row: row.id),
     "result",
-    ("limit", lambda row: "unchanged" if row["limit"] is None else row["limit"]),
-    ("slots added", lambda row: _names(row["added"])),
-    ("slots removed", lambda row: _names(row["removed"])),
-    ("slots listed again", lambda row: _names(row["restored"])),
+    ("limit", lambda row: "unchanged" if row.limit is None else row.limit),
+    ("slots added", lambda row: _names(row.added)),
+    ("slots removed", lambda row: _names(row.removed)),
+    ("slots listed again", lambda row: _names(row.restored)),
 )
 
 
-def _kept(item: Mapping[str, Any]) -> str:
-    if not item["kept"]:
+def _kept(item: SlotsChange) -> str:
+    if not item.kept:
         return ""
-    return f"{item['id']}: no longer listed, but still leased: {_names(item['kept'])}; removed once released"
+    return f"{item.id}: no longer listed, but still leased: {_names(item.kept)}; removed once released"
 
 
 def _declare(new: list[str]) -> str:

@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
+from slipway_api.http.provisioner.pools import LaunchStop, LaunchStopResult
 from slipway_client.cli import options
-from slipway_client.cli.options import For, Reason, Until, now, pools, until_text
+from slipway_client.cli.options import For, Reason, Until, api_of, now, pools, until_text
 from slipway_client.view import phrases
 from slipway_common.base.sanitize import printable
 
@@ -35,7 +36,7 @@ def stop_launching(
     scope, scope_id = _scope(account, pool)
     ends = options.until(for_, until)
     body = {"scope": scope, "scope_id": scope_id, "reason": reason, "until": ends}
-    context.obj.post("provisioner", "/stop-launching", body)
+    api_of(context).post(object, "provisioner", "/stop-launching", body)
     print(f"launches stopped {_where(scope, scope_id)} {until_text(ends)}")
 
 
@@ -51,10 +52,10 @@ def start_launching(context: typer.Context, reason: Reason, account: OfAccount =
     """
     scope, scope_id = _scope(account, pool)
     body = {"scope": scope, "scope_id": scope_id, "reason": reason}
-    answer = context.obj.post("provisioner", "/start-launching", body)
+    answer = api_of(context).post(LaunchStopResult, "provisioner", "/start-launching", body)
     where = _where(scope, scope_id)
-    print(f"launches resumed {where}" if answer["was_stopped"] else f"launches were not stopped {where}")
-    for stop in context.obj.get("provisioner", "/launch-stops")["items"]:
+    print(f"launches resumed {where}" if answer.was_stopped else f"launches were not stopped {where}")
+    for stop in api_of(context).items(LaunchStop, "provisioner", "/launch-stops"):
         print(printable(f"still in force: {phrases.launch_stop(stop, now())}"))
         print(f"remedy: {phrases.start_launching(stop)}")
 

@@ -10,16 +10,19 @@ import typer
 from typer.core import TyperCommand
 
 from slipway_client.cli.commands.lease_options import Pool, duration_or_zero, handle_of
+from slipway_client.cli.options import api_of
 from slipway_client.cli.tables import as_json
-from slipway_client.transport.http import Api, Failed
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import Api
 from slipway_client.transport.switch import switched_off
 from slipway_client.view import moments
 
 if TYPE_CHECKING:
     from slipway_api.events.lease import LeaseGroup
+    from slipway_api.http.lease_broker import Lease
     from slipway_client.leases.admission import Admission
     from slipway_client.leases.session import Session
-    from slipway_client.leases.terms import Lease, Wanted
+    from slipway_client.leases.terms import Wanted
 
 app = typer.Typer(rich_markup_mode=None)
 NOT_STARTED: Final = 125  # as errors.NOT_STARTED, which takes longer to import
@@ -159,7 +162,7 @@ def run_leased(
     from slipway_client.leases.run import run
     from slipway_client.leases.status_file import Status, write
 
-    api: Api = context.obj
+    api: Api = api_of(context)
     wanted = _wanted(
         pool,
         request_id=request_id,
@@ -262,8 +265,8 @@ def acquire(
         return
     import asyncio
 
+    from slipway_api.http.lease_broker import Lease
     from slipway_client.leases.errors import NotAdmitted
-    from slipway_client.leases.terms import Lease
 
     wanted = _wanted(
         pool,
@@ -276,7 +279,7 @@ def acquire(
         replaces=replaces,
         group=_group(group, group_size, spread, member),
     )
-    session = _session(context.obj, wanted, _begun(max_wait, fail_open), resumable=bool(request_id))
+    session = _session(api_of(context), wanted, _begun(max_wait, fail_open), resumable=bool(request_id))
 
     async def admitted() -> "tuple[Lease | None, str]":
         admission = await session.acquire()
@@ -341,7 +344,7 @@ def acquire_gang(
             raise typer.BadParameter(f"--member {text}: expected POOL or POOL:UNITS")
         members.append(Member(pool=pool, units=int(units or 1), hold_seconds=hold_seconds))
     wanted = Gang(request_id=request_id or new_id(), operation=operation, tenant=tenant, members=tuple(members))
-    api: Api = context.obj
+    api: Api = api_of(context)
     begun = _begun(max_wait, fail_open, chance=Random(wanted.request_id).random())  # noqa: S311 (spreads starts)
     broker = Broker(api.urls["lease-broker"], readable_token(lambda: api.token, begun.fail_open, log))
     state = State(folder(os.environ), broker.url, log)
@@ -357,25 +360,25 @@ def acquire_gang(
 def _log_capped_hold(requested_seconds: float | None, leases: "list[Lease]") -> None:
     """Log a hold that the pool has capped."""
     from slipway_client.leases.log import log
+    from slipway_client.leases.terms import hold_seconds
 
     for lease in leases:
-        hold_seconds = lease.hold_seconds
-        if requested_seconds is not None and hold_seconds < 0.99 * requested_seconds:
-            granted, requested = moments.spelled(hold_seconds), moments.spelled(requested_seconds)
+        granted_seconds = hold_seconds(lease)
+        if requested_seconds is not None and granted_seconds < 0.99 * requested_seconds:
+            granted, requested = moments.spelled(granted_seconds), moments.spelled(requested_seconds)
             log(f"hold capped at {granted} (requested {requested}) by pool {lease.lease_pool_id}")
 
 
 def _print_leases(leases: "list[Lease]", output: LeaseFormat) -> None:
     import shlex
 
-    import msgspec
+    from slipway_client.leases.terms import handle
 
     match output:
         case LeaseFormat.JSON:
-            shown = [msgspec.structs.asdict(lease) for lease in leases]
-            as_json(shown[0] if len(shown) == 1 else shown)
+            as_json(leases[0] if len(leases) == 1 else leases)
         case LeaseFormat.HANDLE:
-            print(*(lease.handle for lease in leases), sep="\n")
+            print(*(handle(lease) for lease in leases), sep="\n")
         case LeaseFormat.ENV:
             (lease,) = leases
             values = {

@@ -1,20 +1,25 @@
 """`slipway lease` commands on held leases: renew, confirm, release, cancel, status and ls."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, TypeVar
 
 import typer
 
+from slipway_api.http.lease_broker import Lease, ReleasedLease
 from slipway_client.cli.commands.lease_options import Pool, duration_or_zero, handle_of
-from slipway_client.cli.options import AsOutput, OfLeasePool, now
+from slipway_client.cli.options import AsOutput, OfLeasePool, api_of, now
 from slipway_client.cli.tables import Field, Output, as_json, pairs, show
-from slipway_client.transport.http import path
+from slipway_client.transport.http import Decoded, path
 from slipway_client.transport.switch import switched_off
 from slipway_client.view import moments
 
 app = typer.Typer(rich_markup_mode=None)
+
+
+T = TypeVar("T")
 
 
 class Listing(StrEnum):
@@ -50,8 +55,8 @@ def renew(
     """
     for id_, token in _held(lease):
         body = {"fencing_token": token} | ({} if progress is None else {"progress": progress})
-        answer = context.obj.post("lease-broker", path("leases", id_, "renew"), body)
-        _print_result(answer, f"{answer['ttl_seconds_left']:.0f}", output)
+        answer = api_of(context).read(Lease, "lease-broker", path("leases", id_, "renew"), method="POST", body=body)
+        _print_result(answer, f"{answer.value.ttl_seconds_left:.0f}", output)
 
 
 @app.command("confirm")
@@ -63,8 +68,14 @@ def confirm(context: typer.Context, lease: Held = None, output: AsOutput = Outpu
       slipway lease confirm "$held"
     """
     for id_, token in _held(lease):
-        answer = context.obj.post("lease-broker", path("leases", id_, "confirm"), {"fencing_token": token})
-        _print_result(answer, f"{answer['ttl_seconds_left']:.0f}", output)
+        answer = api_of(context).read(
+            Lease,
+            "lease-broker",
+            path("leases", id_, "confirm"),
+            method="POST",
+            body={"fencing_token": token},
+        )
+        _print_result(answer, f"{answer.value.ttl_seconds_left:.0f}", output)
 
 
 @app.command("release")
@@ -101,8 +112,10 @@ def release(
     for id_, token in _held(lease):
         body = {"fencing_token": token, "result": result, "throttled": throttled or retry_after is not None}
         body |= {name: value for name, value in evidence.items() if value is not None}
-        answer = context.obj.post("lease-broker", path("leases", id_, "release"), body)
-        _print_result(answer, str(answer["released_units"]), output)
+        answer = api_of(context).read(
+            ReleasedLease, "lease-broker", path("leases", id_, "release"), method="POST", body=body
+        )
+        _print_result(answer, str(answer.value.released_units), output)
 
 
 @app.command("cancel")
@@ -121,7 +134,7 @@ def cancel(
     """
     if not (pool and request):
         raise typer.BadParameter("--pool or REQUEST_ID is empty: is a variable not set?")
-    context.obj.delete("lease-broker", path("lease-pools", pool, "requests", request))
+    api_of(context).delete(object, "lease-broker", path("lease-pools", pool, "requests", request))
 
 
 @app.command("status")
@@ -140,34 +153,28 @@ def status(
     """
     if not (id_ := lease.partition(":")[0] if lease else os.environ.get("SLIPWAY_LEASE_ID", "")):
         raise typer.BadParameter("no lease: pass LEASE_ID or set SLIPWAY_LEASE_ID")
-    row = context.obj.get("lease-broker", path("leases", id_))
+    row = api_of(context).read(Lease, "lease-broker", path("leases", id_))
     if output is Output.JSON:
-        as_json(row)
+        as_json(row.sent)
     else:
-        pairs({name: value for name, value in row.items() if name != "id"}, now())  # the same as lease_id
+        pairs({name: value for name, value in row.sent.items() if name != "id"}, now())  # the same as lease_id
 
 
-def _clock(field: str) -> Field:
-    """Column of times."""
-    heading = field.removesuffix("_at").replace("_", " ")
-    return heading, lambda row: moments.clock(moments.at(row[field]), now()) if row.get(field) else None
+def _clock(at: datetime) -> str:
+    return moments.clock(at, now())
 
 
-def _id(row: Mapping[str, Any]) -> str:
-    return str(row.get("lease_id") or row["id"])
-
-
-LEASES: Final[tuple[Field, ...]] = (
-    ("id", _id),
-    ("pool", lambda row: row["lease_pool_id"]),
+LEASES: Final[tuple[Field[Lease], ...]] = (
+    ("id", lambda row: row.lease_id),
+    ("pool", lambda row: row.lease_pool_id),
     "tenant",
     "operation",
     "state",
     "units",
-    ("token", lambda row: row["fencing_token"]),
-    _clock("granted_at"),
-    _clock("expires_at"),
-    _clock("hold_until"),
+    ("token", lambda row: row.fencing_token),
+    ("granted", lambda row: _clock(row.granted_at)),
+    ("expires", lambda row: _clock(row.expires_at)),
+    ("hold until", lambda row: _clock(row.hold_until)),
 )
 
 
@@ -192,18 +199,18 @@ def list_leases(
       slipway lease ls --pool sim-a
     """
     mine = not (everybody or pool or tenant) or None
-    rows = context.obj.items("lease-broker", "/leases", pool=pool, tenant=tenant, mine=mine)
+    rows = api_of(context).rows(Lease, "lease-broker", "/leases", pool=pool, tenant=tenant, mine=mine)
     if output is Listing.NAME:
         for row in rows:
-            print(_id(row))
+            print(row.value.lease_id)
     else:
         drop = ("granted", "operation", "token", "hold until", "tenant", "units")
         show(rows, LEASES, Output(output.value), nothing="no leases", drop=drop)
 
 
-def _print_result(answer: Mapping[str, Any], value: str, output: Output) -> None:
+def _print_result(answer: Decoded[T], value: str, output: Output) -> None:
     if output is Output.JSON:
-        as_json(answer)
+        as_json(answer.sent)
     else:
         print(value)
 

@@ -1,16 +1,19 @@
 """`slipway lease` commands for operators: state and terms of lease pools."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
+import msgspec
 import typer
 
+from slipway_api.http.lease_broker import LeaseDecision
+from slipway_api.http.lease_pools import ChangedLeasePool, LeasePool, LeasePoolReport, ReportedUnits
 from slipway_client.cli.commands.lease_options import duration
 from slipway_client.cli.confirming import Confirm, command_line, confirmable
-from slipway_client.cli.options import AsOutput, Reason, lease_pools, now
-from slipway_client.cli.tables import Field, Output, as_json, pairs, show
+from slipway_client.cli.options import AsOutput, Reason, api_of, lease_pools, now
+from slipway_client.cli.tables import Field, Output, as_json, pairs, show, table
 from slipway_client.transport.http import path
 from slipway_client.view import moments
 from slipway_client.view.phrases import limit_in_force, waits
@@ -23,27 +26,27 @@ UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 LeasePoolId = Annotated[str, typer.Argument(metavar="POOL", help="ID of the lease pool", autocompletion=lease_pools)]
 
 
-def _reason(row: Mapping[str, Any]) -> str:
+def _reason(row: LeasePool) -> str:
     """Reason why requests wait; empty while none does: the newest grant says nothing of the pool's state."""
-    return (row.get("reason") or "").rpartition("\n")[2] if row.get("waiting") else ""
+    return (row.reason or "").rpartition("\n")[2] if row.waiting else ""
 
 
-def _limit(row: Mapping[str, Any]) -> str:
+def _limit(row: LeasePool) -> str:
     """The limit in force, with the word for what sets it."""
-    cause = (row.get("limit_reason") or "").partition(":")[0]
+    cause = (row.limit_reason or "").partition(":")[0]
     return f"{limit_in_force(row)} {'' if cause == 'as declared' else cause}".rstrip()
 
 
-POOLS: Final[tuple[Field, ...]] = (
+POOLS: Final[tuple[Field[LeasePool], ...]] = (
     "id",
-    ("mode", lambda row: row.get("mode") if row.get("drained_reason") is None else "drained"),
+    ("mode", lambda row: row.mode if row.drained_reason is None else "drained"),
     ("limit", _limit),
-    ("declared", lambda row: row["limit"]),
+    ("declared", lambda row: row.limit),
     "held",
     "waiting",
-    ("wait", waits),
-    ("starts/min", lambda row: row.get("granted_per_minute")),
-    ("ETA", lambda row: None if row.get("eta_seconds") is None else moments.about(row["eta_seconds"])),
+    ("wait", lambda row: waits(row.oldest_wait_seconds)),
+    ("starts/min", lambda row: row.granted_per_minute),
+    ("ETA", lambda row: None if row.eta_seconds is None else moments.about(row.eta_seconds)),
     ("reason", _reason),
 )
 
@@ -59,7 +62,7 @@ def list_lease_pools(context: typer.Context, output: AsOutput = Output.TABLE) ->
     Example:
       slipway lease pools
     """
-    show(context.obj.get("lease-broker", "/lease-pools")["items"], POOLS, output, nothing="no lease pools")
+    show(api_of(context).rows(LeasePool, "lease-broker", "/lease-pools"), POOLS, output, nothing="no lease pools")
 
 
 @app.command("report")
@@ -84,7 +87,8 @@ def report(
       slipway lease report aws-ci
       slipway lease report aws-ci --since 7d --limit 40 --hold 15m
     """
-    row = context.obj.get(
+    read = api_of(context).read(
+        LeasePoolReport,
         "lease-broker",
         path("lease-pools", pool, "report"),
         since_seconds=duration("--since", since),
@@ -92,20 +96,17 @@ def report(
         hold_seconds=duration("--hold", hold),
     )
     if output is Output.JSON:
-        as_json(row)
+        as_json(read.sent)
         return
-    tables = {name: value for name, value in row.items() if _is_rows(value)}
-    pairs({name: value for name, value in row.items() if name not in tables}, now())
+    row = read.value
+    tables: dict[str, Sequence[msgspec.Struct]] = {"bands": row.bands, "spreads": row.spreads, "what_if": row.what_if}
+    pairs({name: value for name, value in read.sent.items() if name not in tables}, now())
     for name, rows in tables.items():
         print(f"\n{printable(name.replace('_', ' '))}:")
         if len(rows) == 1:  # a table of one row with many columns is wider than a terminal
-            pairs(rows[0], now())
+            pairs(msgspec.structs.asdict(rows[0]), now())
         else:
-            show(rows, tuple(rows[0]) if rows else (), output, nothing="none")
-
-
-def _is_rows(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(row, dict) for row in value)
+            table(rows, rows[0].__struct_fields__ if rows else (), nothing="none")
 
 
 @app.command("set")
@@ -153,7 +154,7 @@ def set_terms(
         "ttl_seconds": duration("--ttl", ttl),
         "mode": mode,
     }
-    body: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    body: dict[str, object] = {name: value for name, value in changes.items() if value is not None}
     if pacing is not None:
         body["pacing"] = _pacing(pacing)
     if operation is not None:
@@ -166,13 +167,13 @@ def set_terms(
         _change(context, pool, body | {"revision": revision, "confirm": confirm}, reason, output)
 
 
-def _pacing(text: str) -> Any:
+def _pacing(text: str) -> dict[str, float] | str | None:
     if text in {"off", "default"}:
         return None if text == "default" else "off"
     interval, _, burst = text.partition("/")
     if burst and not burst.isdecimal():
         raise typer.BadParameter(f"--pacing: {burst!r} is not a number of starts")
-    return {"interval_seconds": duration("--pacing", interval), "burst": int(burst or 1)}
+    return {"interval_seconds": duration("--pacing", interval) or 0.0, "burst": int(burst or 1)}
 
 
 @app.command("units")
@@ -191,8 +192,8 @@ def report_units(
       slipway lease units metal-ci 3 --ttl 10m
     """
     body = {"units": units, "ttl_seconds": duration("--ttl", ttl)}
-    answer = context.obj.put("lease-broker", path("lease-pools", pool, "units"), body)
-    until = moments.clock(moments.at(answer["valid_until"]), now())
+    answer = api_of(context).put(ReportedUnits, "lease-broker", path("lease-pools", pool, "units"), body)
+    until = moments.clock(answer.valid_until, now())
     print(f"lease pool {pool}: {units} {'unit' if units == 1 else 'units'} reported, valid until {until}")
 
 
@@ -230,7 +231,7 @@ def drain(context: typer.Context, pool: LeasePoolId, reason: Reason) -> None:
     Example:
       slipway lease drain aws-ci --reason "account is being replaced"
     """
-    context.obj.post("lease-broker", path("lease-pools", pool, "drain"), {"reason": reason})
+    api_of(context).post(object, "lease-broker", path("lease-pools", pool, "drain"), {"reason": reason})
     print(f"lease pool {pool} drained; `slipway lease ls --pool {pool}` lists the leases still held")
 
 
@@ -242,17 +243,17 @@ def undrain(context: typer.Context, pool: LeasePoolId, reason: Reason) -> None:
     Example:
       slipway lease undrain aws-ci --reason "replaced"
     """
-    context.obj.post("lease-broker", path("lease-pools", pool, "undrain"), {"reason": reason})
+    api_of(context).post(object, "lease-broker", path("lease-pools", pool, "undrain"), {"reason": reason})
     print(f"lease pool {pool} resumed")
 
 
-HISTORY: Final[tuple[Field, ...]] = (
-    ("at", lambda row: moments.clock(moments.at(row["at"]), now())),
-    ("what", lambda row: row.get("kind")),
-    ("lease", lambda row: row.get("lease_id")),
-    ("request", lambda row: row.get("request_id")),
+HISTORY: Final[tuple[Field[LeaseDecision], ...]] = (
+    ("at", lambda row: moments.clock(row.at, now())),
+    ("what", lambda row: row.kind),
+    ("lease", lambda row: row.lease_id),
+    ("request", lambda row: row.request_id),
     "units",
-    ("by", lambda row: row.get("by")),
+    ("by", lambda row: row.by),
     "reason",
 )
 
@@ -278,24 +279,26 @@ def history(
       slipway lease history aws-ci --since 1h
       slipway lease history "$SLIPWAY_LEASE_ID"
     """
-    api = context.obj
+    api = api_of(context)
     if UUID.fullmatch(lease_id := subject.partition(":")[0]):
-        rows, at_most = api.get("lease-broker", path("leases", lease_id, "history"))["items"], None
+        rows, at_most = api.rows(LeaseDecision, "lease-broker", path("leases", lease_id, "history")), None
     else:
         ago = duration("--since", since)
         at = None if ago is None else (now() - timedelta(seconds=ago)).isoformat()
-        rows = api.items("lease-broker", path("lease-pools", subject, "history"), limit=limit + 1, since=at)
+        rows = api.rows(
+            LeaseDecision, "lease-broker", path("lease-pools", subject, "history"), limit=limit + 1, since=at
+        )
         at_most = limit
     show(rows, HISTORY, output, nothing="no decisions yet", drop=("request", "by", "units"), limit=at_most)
 
 
 def _change(
-    context: typer.Context, pool: str, body: dict[str, Any], reason: str, output: Output, *, done: str = "changed"
+    context: typer.Context, pool: str, body: dict[str, object], reason: str, output: Output, *, done: str = "changed"
 ) -> None:
     body = {name: value for name, value in body.items() if value is not None or name == "pacing"}
-    answer = context.obj.patch("lease-broker", path("lease-pools", pool), body | {"reason": reason})
+    place, wanted = path("lease-pools", pool), body | {"reason": reason}
+    answer = api_of(context).read(ChangedLeasePool, "lease-broker", place, method="PATCH", body=wanted)
     if output is Output.JSON:
-        as_json(answer)
+        as_json(answer.sent)
     else:
-        revision = (answer or {}).get("revision")
-        print(f"lease pool {pool} {done}" + (f", revision {revision}" if revision is not None else ""))
+        print(f"lease pool {pool} {done}, revision {answer.value.revision}")

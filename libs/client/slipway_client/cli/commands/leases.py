@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from slipway_client.cli.commands import lease_acquire, lease_held, lease_pools
-from slipway_client.transport.http import Failed
+from slipway_client.transport.failed import Failed
 
 
 class _Exits(TyperGroup):

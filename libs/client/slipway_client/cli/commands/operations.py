@@ -4,20 +4,23 @@ first argument."""
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import typer
 
-from slipway_client.cli.options import AsOutput, noun, now
+from slipway_api.http.pages import Items
+from slipway_api.http.service import DeadLetter, DeadLetterContent, Position, Replayed, StoppedPartition
+from slipway_client.cli.options import AsOutput, api_of, noun, now
 from slipway_client.cli.tables import Field, Output, show
-from slipway_client.transport.http import Api, Failed
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import Api
 from slipway_client.view import dead_letter, moments
 from slipway_common.base.sanitize import printable
 
 dlq = noun("Manage dead letters")
 topics = noun("Manage consumer positions in topics")
 
-LETTER_FIELDS: Final[tuple[Field, ...]] = (
+LETTER_FIELDS: Final[tuple[Field[DeadLetter], ...]] = (
     "service",
     "topic",
     "partition",
@@ -25,9 +28,12 @@ LETTER_FIELDS: Final[tuple[Field, ...]] = (
     "state",
     "subject",
     "reason",
-    ("at", lambda row: moments.clock(moments.at(row["at"]), now())),
+    ("at", lambda row: moments.clock(row.at, now())),
 )
-STOPPED_FIELDS: Final = ("service", "topic", "partition", "reason")
+STOPPED_FIELDS: Final[tuple[Field[StoppedPartition], ...]] = ("service", "topic", "partition", "reason")
+
+
+T = TypeVar("T")
 
 
 class Consumer(StrEnum):
@@ -59,7 +65,7 @@ def list_dead(context: typer.Context, service: AnyService = None, output: AsOutp
     Example:
       slipway dlq ls provisioner
     """
-    _list(context.obj, service, "/dead-letters", LETTER_FIELDS, output, nothing="no dead letters")
+    _list(api_of(context), DeadLetter, service, "/dead-letters", LETTER_FIELDS, output, nothing="no dead letters")
 
 
 @dlq.command("show")
@@ -80,18 +86,25 @@ def show_dead(
       slipway dlq show provisioner slipway.pool.demand.v1 0 17
       slipway dlq show provisioner slipway.pool.demand.v1 0 17 --raw > value.bin
     """
-    letter = context.obj.get(service.value, f"/dead-letters/{topic}/{partition}/{offset}")
+    letter = api_of(context).get(DeadLetterContent, service.value, f"/dead-letters/{topic}/{partition}/{offset}")
     if raw:
-        sys.stdout.buffer.write(bytes.fromhex(letter["value"] or ""))
+        sys.stdout.buffer.write(bytes.fromhex(letter.value or ""))
         return
     print("\n".join(dead_letter.lines(letter, now=now())))
 
 
 def _list(
-    api: Api, service: Consumer | None, path: str, fields: Sequence[Field], output: Output, *, nothing: str
+    api: Api,
+    type_: type[T],
+    service: Consumer | None,
+    path: str,
+    fields: Sequence[Field[T]],
+    output: Output,
+    *,
+    nothing: str,
 ) -> None:
     """Show the rows of one service, or of all that answer, then the errors of the others."""
-    rows, errors = api.list_all(path, [service.value] if service else [])
+    rows, errors = api.list_all(type_, path, [service.value] if service else [])
     show(rows, fields, output, nothing=f"{nothing} in the services that answer" if errors else nothing)
     if errors:
         raise Failed(errors)
@@ -121,9 +134,9 @@ def drop(context: typer.Context, service: Service, topic: Topic, partition: Part
 
 def _settle(context: typer.Context, service: Consumer, how: str, topic: str, partition: int, offset: int) -> None:
     body = {"topic": topic, "partition": partition, "offset": offset}
-    answer = context.obj.post(service.value, f"/dead-letters/{how}", body)
-    applied, remaining = answer["applied"], answer["remaining"]
-    reason = f": {printable(answer['reason'])}" if answer["reason"] else ""
+    answer = api_of(context).post(Replayed, service.value, f"/dead-letters/{how}", body)
+    applied, remaining = answer.applied, answer.remaining
+    reason = f": {printable(answer.reason)}" if answer.reason else ""
     print(f"{applied} record{'' if applied == 1 else 's'} applied, {remaining} remaining{reason}")
 
 
@@ -137,7 +150,15 @@ def list_stopped(context: typer.Context, service: AnyService = None, output: AsO
     Example:
       slipway topics stopped lease-broker
     """
-    _list(context.obj, service, "/positions/stopped", STOPPED_FIELDS, output, nothing="no partition is stopped")
+    _list(
+        api_of(context),
+        StoppedPartition,
+        service,
+        "/positions/stopped",
+        STOPPED_FIELDS,
+        output,
+        nothing="no partition is stopped",
+    )
 
 
 @topics.command("adopt")
@@ -165,11 +186,11 @@ def adopt(
     if all_ == (topic is not None) or (topic is None) != (partition is None):
         raise typer.BadParameter("give TOPIC and PARTITION, or --all")
     if all_:
-        adopted = context.obj.post(service.value, "/positions/adopt-all", {"at": at.value})["items"]
+        adopted = api_of(context).post(Items[Position], service.value, "/positions/adopt-all", {"at": at.value}).items
     else:
         place = {"topic": topic, "partition": partition}
-        adopted = [context.obj.post(service.value, "/positions/adopt", place | {"at": at.value})]
+        adopted = [api_of(context).post(Position, service.value, "/positions/adopt", place | {"at": at.value})]
     for row in adopted:
-        print(f"{printable(row['topic'])}/{row['partition']} resumed at offset {row['next_offset']}")
+        print(f"{printable(row.topic)}/{row.partition} resumed at offset {row.next_offset}")
     if not adopted:
         print("no partition is stopped")

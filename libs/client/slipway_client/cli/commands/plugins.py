@@ -7,23 +7,23 @@ import typer
 
 from slipway_client.cli.options import AsOutput, noun
 from slipway_client.cli.tables import Field, Output, show
-from slipway_client.transport.plugins import SOCKET, processes
+from slipway_client.transport.plugins import SOCKET, PluginProcess, processes
 from slipway_client.view import moments
 
 MEBIBYTE: Final = 1 << 20
 
 app = noun("Inspect plugin processes of slipway-terraform")
 
-FIELDS: Final[tuple[Field, ...]] = (
+FIELDS: Final[tuple[Field[PluginProcess], ...]] = (
     "handle",
     "source",
     "version",
     "pid",
     "state",
     "in_use",
-    ("age", lambda row: moments.spelled(row["age_seconds"])),
+    ("age", lambda row: moments.spelled(row.age_seconds)),
     "invocations",
-    ("memory", lambda row: f"{row['memory_bytes'] / MEBIBYTE:.0f} MiB" if row["memory_bytes"] else "-"),
+    ("memory", lambda row: f"{row.memory_bytes / MEBIBYTE:.0f} MiB" if row.memory_bytes else "-"),
 )
 
 

@@ -6,6 +6,11 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
+from slipway_api.http.declaration import Change
+from slipway_api.http.provisioner.declaration import DeclarationResult, PoolRevision, RevisionInForce
+from slipway_api.http.provisioner.launch_configs import LaunchConfig
+from slipway_api.http.provisioner.pools import PoolDetails
+from slipway_api.http.provisioner.workers import Worker
 from slipway_client.cli import options
 from slipway_client.cli.confirming import CHANGE_FIELDS, Confirm, command_line, confirmable
 from slipway_client.cli.options import (
@@ -17,11 +22,13 @@ from slipway_client.cli.options import (
     Replace,
     Strategy,
     Terminate,
+    api_of,
     now,
 )
 from slipway_client.cli.replaced import LAUNCH_CONFIG, current_revisions, lines, replacements, with_replacements
-from slipway_client.cli.tables import Field, Output, as_json, show
-from slipway_client.transport.http import Api, Failed, path
+from slipway_client.cli.tables import Field, Output, as_json, show, table
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import Api, Parameter, path
 from slipway_client.view import moments
 from slipway_client.view.phrases import count
 from slipway_common.base.sanitize import printable
@@ -34,7 +41,7 @@ PROMOTED: Final = {"observe": "canary", "canary": "enforce"}
 WORKERS_READ: Final = 100
 CHANGED: Final = 412  # status of a write to a version of an object that is no longer the newest
 Spec = dict[str, Any]
-Row = Mapping[str, Any]
+"""Declaration of a pool, which is sent back with its changes alone."""
 
 ConfigNames = Annotated[
     list[str] | None,
@@ -87,11 +94,11 @@ def set_image(
         ]
         return spec | {"launch_configs": configs}
 
-    api = context.obj
+    api = api_of(context)
     before = current_revisions(api, pool=pool)
     with confirmable(command_line(context)):
         answer = _changed(api, pool, with_image, parameters | {"confirm": confirm})
-    _show_replaced(api, pool, before, answer["items"], output)
+    _show_replaced(api, pool, before, answer.items, output)
 
 
 @app.command("set")
@@ -132,8 +139,8 @@ def set_pool(
         raise typer.BadParameter("nothing to set: give --max, --min, --mode, --ratio or --drain-for")
     parameters = {"action": "set", "reason": reason, "confirm": confirm}
     with confirmable(command_line(context)):
-        answer = _changed(context.obj, pool, lambda spec: spec | wanted, parameters)
-    show(answer["items"], CHANGE_FIELDS, output, nothing=f"pool {pool} is unchanged")
+        answer = _changed(api_of(context), pool, lambda spec: spec | wanted, parameters)
+    _show_changes(answer, pool, output)
 
 
 @app.command("promote")
@@ -155,15 +162,15 @@ def promote_pool(
     Example:
       slipway pool promote linux --reason "the canary has done its first task"
     """
-    api = context.obj
-    mode = api.get("provisioner", path("pools", pool))["mode"]
+    api = api_of(context)
+    mode = api.get(PoolDetails, "provisioner", path("pools", pool)).mode
     wanted = PROMOTED.get(mode)
     if wanted is None:
         print(f"pool {pool} is in mode {mode} already")
         return
     if mode == "canary" and not force:
-        rows = api.get("provisioner", "/workers", pool=pool, limit=WORKERS_READ)["items"]
-        if not any(row["registered_at"] for row in rows):
+        rows = api.items(Worker, "provisioner", "/workers", pool=pool, limit=WORKERS_READ)
+        if not any(row.registered_at for row in rows):
             raise Failed(
                 f"no worker of pool {pool} has registered in mode canary; `slipway why {pool}` says what it waits for. "
                 "Nothing was changed; --force promotes it nevertheless"
@@ -171,10 +178,10 @@ def promote_pool(
     parameters = {"action": "set", "reason": reason, "confirm": confirm}
     with confirmable(command_line(context)):
         answer = _changed(api, pool, lambda spec: spec | {"mode": wanted}, parameters)
-    show(answer["items"], CHANGE_FIELDS, output, nothing=f"pool {pool} is unchanged")
+    _show_changes(answer, pool, output)
     if output is Output.TABLE:
-        rows = [*answer.get("costs", ()), *answer.get("unpriced", ())]
-        print(*(printable(row["text"]) for row in rows), sep="\n")
+        texts = [row.text for row in answer.costs] + [row.text for row in answer.unpriced]
+        print(*map(printable, texts), sep="\n")
 
 
 @app.command("history")
@@ -192,7 +199,7 @@ def show_history(
     Example:
       slipway pool history linux
     """
-    rows = context.obj.items("provisioner", path("pools", pool, "history"), limit=limit + 1)
+    rows = api_of(context).rows(PoolRevision, "provisioner", path("pools", pool, "history"), limit=limit + 1)
     show(rows, HISTORY, output, nothing="no changes are recorded", drop=("owner",), limit=limit)
 
 
@@ -233,7 +240,7 @@ def roll_back(
       slipway pool rollback linux --reason "linux-2 does not boot"
       slipway pool rollback linux --to 12 --reason "back to the images of last week"
     """
-    api = context.obj
+    api = api_of(context)
     given = {
         "to_revision": _number(pool, to),
         "whole": whole or None,
@@ -245,10 +252,17 @@ def roll_back(
     body = {name: value for name, value in given.items() if value is not None}
     before = current_revisions(api, pool=pool)
     with confirmable(command_line(context)):
-        answer = api.post("provisioner", path("pools", pool, "rollback"), body)
-    _show_replaced(api, pool, before, answer["items"], output)
+        answer = api.post(DeclarationResult, "provisioner", path("pools", pool, "rollback"), body)
+    _show_replaced(api, pool, before, answer.items, output)
     if output is Output.TABLE:
-        print(f"As of entry {answer['to_revision']} of the history; current: {_images(answer['revisions'])}")
+        print(f"As of entry {answer.to_revision} of the history; current: {_images(answer.revisions or {})}")
+
+
+def _show_changes(answer: DeclarationResult, pool: str, output: Output) -> None:
+    if output is Output.JSON:
+        as_json(answer.items)
+    else:
+        table(answer.items, CHANGE_FIELDS, nothing=f"pool {pool} is unchanged")
 
 
 def _number(pool: str, given: str | None) -> int | None:
@@ -258,39 +272,39 @@ def _number(pool: str, given: str | None) -> int | None:
     raise typer.BadParameter(f"--to takes a number from `slipway pool history {pool}`, not {given!r}")
 
 
-def _images(revisions: Mapping[str, Row]) -> str:
+def _images(revisions: Mapping[str, RevisionInForce]) -> str:
     """Images with the revisions that have them, which are counted if they are many."""
     found: dict[str, list[str]] = {}
     for name, row in revisions.items():
-        found.setdefault(row["image"], []).append(f"{name}@{row['revision']}")
+        found.setdefault(row.image, []).append(f"{name}@{row.revision}")
     return "; ".join(
         f"{image} ({', '.join(ids) if len(ids) <= NAMED_MAX else count(len(ids), 'launch config')})"
         for image, ids in found.items()
     )
 
 
-def _summary(row: Row) -> str:
+def _summary(row: PoolRevision) -> str:
     """Changes of one revision of a pool, in one sentence; those of many launch configs are counted."""
-    pools = [change["detail"] or change["result"] for change in row["changes"] if change["kind"] == "worker pool"]
-    configs = [change for change in row["changes"] if change["kind"] == "launch config"]
+    pools = [change.detail or change.result for change in row.changes if change.kind == "worker pool"]
+    configs = [change for change in row.changes if change.kind == "launch config"]
     if len(configs) == 1:
-        pools.append(f"{configs[0]['id']} {configs[0]['result']}: {configs[0]['detail']}".rstrip(": "))
+        pools.append(f"{configs[0].id} {configs[0].result}: {configs[0].detail}".rstrip(": "))
     elif configs:
-        results = sorted({change["result"] for change in configs})
-        details = {change["detail"].partition(", ")[2] for change in configs}  # without the revisions, which differ
+        results = sorted({change.result for change in configs})
+        details = {change.detail.partition(", ")[2] for change in configs}  # without the revisions, which differ
         same = f": {details.pop()}" if len(details) == 1 and "" not in details else ""
         pools.append(f"{count(len(configs), 'launch config')} {' and '.join(results)}{same}")
     return "; ".join(pools)
 
 
-HISTORY: Final[tuple[Field, ...]] = (
-    ("number", lambda row: row["revision"]),
-    ("at", lambda row: moments.clock(moments.at(row["at"]), now())),
+HISTORY: Final[tuple[Field[PoolRevision], ...]] = (
+    ("number", lambda row: row.revision),
+    ("at", lambda row: moments.clock(row.at, now())),
     "by",
     "action",
     "owner",
     ("detail", _summary),
-    ("current", lambda row: _images(row["revisions"])),
+    ("current", lambda row: _images(row.revisions)),
     "reason",
 )
 
@@ -304,20 +318,24 @@ def _names(spec: Spec) -> list[str]:
     return [config_name(pool, config) for config in pool.launch_configs]
 
 
-def _changed(api: Api, pool: str, change: Callable[[Spec], Spec], parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(
+    api: Api, pool: str, change: Callable[[Spec], Spec], parameters: Mapping[str, Parameter]
+) -> DeclarationResult:
     """Answer to a change of the declared pool. Others may change it meanwhile: then it is read again. A pool
     that has an owner is in a file, which is out of date by now: this is noted on stderr."""
     for attempt in range(ATTEMPTS):
-        row, tag = api.get_tagged("provisioner", path("pools", pool))
-        wanted = change(row["declared"])
+        row, tag = api.get_tagged(PoolDetails, "provisioner", path("pools", pool))
+        if row.declared is None:
+            raise Failed(f"the declaration of pool {pool} cannot be read: use a token with the scope read:settings")
+        wanted = change(row.declared)
         try:
-            answer: dict[str, Any] = api.put_tagged("provisioner", path("pools", pool), wanted, tag, **parameters)
+            answer = api.put_tagged(DeclarationResult, "provisioner", path("pools", pool), wanted, tag, **parameters)
         except Failed as error:
             if error.status != CHANGED or attempt == ATTEMPTS - 1:
                 raise
         else:
-            if row["owner"] and answer["items"] and _differs(row["declared"], wanted):
-                note = f"declared by {row['owner']}: change it there too, or the next apply reverts this"
+            if row.owner and answer.items and _differs(row.declared, wanted):
+                note = f"declared by {row.owner}: change it there too, or the next apply reverts this"
                 print(printable(note), file=sys.stderr)
             return answer
     raise AssertionError("the last attempt returns or raises")
@@ -330,7 +348,7 @@ def _differs(declared: Spec, wanted: Spec) -> bool:
 
 
 def _show_replaced(
-    api: Api, pool: str, before: Sequence[Row], changes: Sequence[Mapping[str, Any]], output: Output
+    api: Api, pool: str, before: Sequence[LaunchConfig], changes: Sequence[Change], output: Output
 ) -> None:
     """Show a line for each launch config that has another current revision than before, and other changes below."""
     made = replacements(before, current_revisions(api, pool=pool), changes)
@@ -339,7 +357,6 @@ def _show_replaced(
         return
     for line in lines(made, now()):
         print(line)
-    replaced = {one["id"] for one in made}
-    rest = [change for change in changes if change["kind"] != LAUNCH_CONFIG or change["id"] not in replaced]
-    if rest or not replaced:
-        show(rest, CHANGE_FIELDS, Output.TABLE, nothing=f"pool {pool} is unchanged")
+    rest = [change for change in changes if change.kind != LAUNCH_CONFIG or change.id not in made]
+    if rest or not made:
+        table(rest, CHANGE_FIELDS, nothing=f"pool {pool} is unchanged")

@@ -1,14 +1,16 @@
 """`slipway pool` commands."""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import typer
 
+from slipway_api.http.provisioner.decisions import Decision
+from slipway_api.http.provisioner.launch_configs import LaunchConfig
+from slipway_api.http.provisioner.pools import Pool, PoolDetails
 from slipway_client.cli import options
 from slipway_client.cli.commands.configs import PROGRESS, current_first, state
-from slipway_client.cli.options import AsOutput, For, PoolId, Reason, Until, noun, now, until_text
-from slipway_client.cli.tables import Field, Output, as_json, pairs, show
+from slipway_client.cli.options import AsOutput, For, PoolId, Reason, Until, api_of, noun, now, until_text
+from slipway_client.cli.tables import Field, Output, as_json, pairs, show, table
 from slipway_client.transport.http import path
 from slipway_client.view import moments
 from slipway_client.view.phrases import progress, waits
@@ -19,17 +21,17 @@ app = noun("Manage worker pools")
 DECISIONS_SHOWN: Final = 8
 
 
-def mode(row: Mapping[str, Any]) -> Any:
+def mode(row: Pool) -> str:
     """Mode of a pool; `frozen` or `paused` if it is."""
-    return "frozen" if row.get("frozen") else "paused" if row.get("paused") else row.get("mode")
+    return "frozen" if row.frozen else "paused" if row.paused else row.mode
 
 
-FIELDS: Final[tuple[Field, ...]] = (
+FIELDS: Final[tuple[Field[Pool], ...]] = (
     "id",
     ("mode", mode),
-    ("capacity", lambda row: f"{row.get('min_capacity')}–{row.get('max_capacity')}"),
+    ("capacity", lambda row: f"{row.min_capacity}–{row.max_capacity}"),
     "pending",
-    ("backlog for", waits),
+    ("backlog for", lambda row: waits(row.backlog_seconds)),
     "claimed",
     "wanted",
     "serving",
@@ -37,10 +39,10 @@ FIELDS: Final[tuple[Field, ...]] = (
 )
 
 
-CHANGING: Final[tuple[Field, ...]] = (
-    ("launch config", lambda row: name_of(row["id"])),
-    ("revision", lambda row: hash_of(row["id"])),
-    ("image", lambda row: row["image_revision"]),
+CHANGING: Final[tuple[Field[LaunchConfig], ...]] = (
+    ("launch config", lambda row: name_of(row.id)),
+    ("revision", lambda row: hash_of(row.id)),
+    ("image", lambda row: row.image_revision),
     ("state", state),
     PROGRESS,
 )
@@ -54,7 +56,7 @@ def list_pools(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
     Example:
       slipway pool ls
     """
-    show(context.obj.get("provisioner", "/pools")["items"], FIELDS, output, nothing="no worker pools")
+    show(api_of(context).rows(Pool, "provisioner", "/pools"), FIELDS, output, nothing="no worker pools")
 
 
 @app.command("show")
@@ -67,22 +69,23 @@ def show_pool(context: typer.Context, pool: PoolId, output: AsOutput = Output.TA
     Example:
       slipway pool show linux
     """
-    api = context.obj
-    row = api.get("provisioner", path("pools", pool))
-    decisions = api.get("provisioner", path("pools", pool, "decisions"), limit=DECISIONS_SHOWN)["items"]
-    revisions = current_first(api.get("provisioner", "/launch-configs", pool=pool)["items"])
+    api = api_of(context)
+    read = api.read(PoolDetails, "provisioner", path("pools", pool))
+    decisions = api.rows(Decision, "provisioner", path("pools", pool, "decisions"), limit=DECISIONS_SHOWN)
+    revisions = current_first(api.rows(LaunchConfig, "provisioner", "/launch-configs", pool=pool))
     if output is Output.JSON:
-        as_json(row | {"decisions": decisions, "revisions": revisions})
+        lists = {"decisions": [made.sent for made in decisions], "revisions": [one.sent for one in revisions]}
+        as_json(read.sent | lists)
         return
-    shown = {name: value for name, value in row.items() if name not in ("backlog_seconds", "declared")}
-    pairs(shown | {"backlog_for": waits(row)}, now())
+    shown = {name: value for name, value in read.sent.items() if name not in ("backlog_seconds", "declared")}
+    pairs(shown | {"backlog_for": waits(read.value.backlog_seconds)}, now())
     print()
-    if changing := [config for config in revisions if progress(config, now())]:
-        show(changing, CHANGING, output, nothing="")
+    if changing := [one.value for one in revisions if progress(one.value, now())]:
+        table(changing, CHANGING, nothing="")
         print()
-    fields: tuple[Field, ...] = (
-        ("at", lambda made: moments.clock(moments.at(made["last_at"]), now())),
-        ("decision", lambda made: made["id"]),
+    fields: tuple[Field[Decision], ...] = (
+        ("at", lambda made: moments.clock(made.last_at, now())),
+        ("decision", lambda made: made.id),
         "launched",
         "reason",
     )
@@ -100,7 +103,7 @@ def pause_pool(context: typer.Context, pool: PoolId, reason: Reason, for_: For =
       slipway pool pause linux --reason "image is being replaced" --for 30m
     """
     ends = options.until(for_, until)
-    context.obj.post("provisioner", path("pools", pool, "pause"), {"reason": reason, "until": ends})
+    api_of(context).post(object, "provisioner", path("pools", pool, "pause"), {"reason": reason, "until": ends})
     print(f"pool {pool} paused {until_text(ends)}")
 
 
@@ -112,7 +115,7 @@ def resume_pool(context: typer.Context, pool: PoolId, reason: Reason) -> None:
     Example:
       slipway pool resume linux --reason "image is replaced"
     """
-    context.obj.post("provisioner", path("pools", pool, "resume"), {"reason": reason})
+    api_of(context).post(object, "provisioner", path("pools", pool, "resume"), {"reason": reason})
     print(f"pool {pool} resumed")
 
 
@@ -126,7 +129,7 @@ def freeze_pool(context: typer.Context, pool: PoolId, reason: Reason) -> None:
     Example:
       slipway pool freeze linux --reason "image is suspect"
     """
-    context.obj.post("provisioner", path("pools", pool, "freeze"), {"reason": reason})
+    api_of(context).post(object, "provisioner", path("pools", pool, "freeze"), {"reason": reason})
     print(f"pool {pool} frozen; `slipway pool unfreeze {pool}` resumes it")
 
 
@@ -138,5 +141,5 @@ def unfreeze_pool(context: typer.Context, pool: PoolId, reason: Reason) -> None:
     Example:
       slipway pool unfreeze linux --reason "image is replaced"
     """
-    context.obj.post("provisioner", path("pools", pool, "unfreeze"), {"reason": reason})
+    api_of(context).post(object, "provisioner", path("pools", pool, "unfreeze"), {"reason": reason})
     print(f"pool {pool} unfrozen")

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from slipway_client.cli.options import AsOutput, accounts, noun, now
+from slipway_api.http.provisioner.accounts import CodeMeaning
+from slipway_client.cli.options import AsOutput, accounts, api_of, noun, now
 from slipway_client.cli.tables import Output, as_json, pairs
 from slipway_client.transport.http import path
 
@@ -38,8 +39,10 @@ def classify(
       slipway provider classify aws --code InsufficientInstanceCapacity
     """
     given = {name: value for name, value in {"message": message, "account": account}.items() if value}
-    meaning = context.obj.get("provisioner", f"{path('providers', provider)}/classify", code=code, **given)
+    meaning = api_of(context).read(
+        CodeMeaning, "provisioner", f"{path('providers', provider)}/classify", code=code, **given
+    )
     if output is Output.JSON:
-        as_json(meaning)
+        as_json(meaning.sent)
     else:
-        pairs({name: value for name, value in meaning.items() if value != ""}, now())
+        pairs({name: value for name, value in meaning.sent.items() if value != ""}, now())

@@ -2,21 +2,31 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, TypeVar
 
+import msgspec
 import typer
 
+from slipway_api.http.provisioner.recovery import (
+    LostClaim,
+    MissingInstance,
+    OpenCall,
+    OrphanInstance,
+    Recovery,
+    RecoveryConfirmed,
+)
 from slipway_client.cli.confirming import CONFIRMATION
-from slipway_client.cli.options import AsOutput, Reason, noun, now
-from slipway_client.cli.tables import Field, Output, as_json, show
-from slipway_client.transport.http import Api, Failed
+from slipway_client.cli.options import AsOutput, Reason, api_of, noun, now
+from slipway_client.cli.tables import Field, Output, as_json, table
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import Api
 from slipway_client.view import moments
 from slipway_common.base.sanitize import printable
 
 app = noun("Recover after a restore of the database")
 
 SERVICES: Final = ("provisioner", "lease-broker", "weight-calculator")  # launching stops first
-Recovery = Mapping[str, Any]
+T = TypeVar("T")
 
 
 class Action(StrEnum):
@@ -25,44 +35,37 @@ class Action(StrEnum):
     ADOPT, LEAVE, TERMINATE = "adopt", "leave", "terminate"
 
 
-def _created(row: Mapping[str, Any]) -> str:
-    return moments.clock(moments.at(row["created_at"]), now())
+def _created(row: OrphanInstance) -> str:
+    return moments.clock(row.created_at, now())
 
 
-ORPHANS: Final[tuple[Field, ...]] = (
-    ("instance", lambda row: row["instance_id"]),
-    ("account", lambda row: row["account_id"]),
-    ("config", lambda row: row["launch_config_id"]),
+ORPHANS: Final[tuple[Field[OrphanInstance], ...]] = (
+    ("instance", lambda row: row.instance_id),
+    ("account", lambda row: row.account_id),
+    ("config", lambda row: row.launch_config_id),
     ("created", _created),
     "action",
-    ("reason", lambda row: f"{row['reason']}; {row['why']}"),
+    ("reason", lambda row: f"{row.reason}; {row.why}"),
 )
-MISSING: Final[tuple[Field, ...]] = (
-    ("worker", lambda row: row["worker_id"]),
-    ("pool", lambda row: row["pool_id"]),
-    ("instance", lambda row: row["instance_id"]),
-    ("account", lambda row: row["account_id"]),
+MISSING: Final[tuple[Field[MissingInstance], ...]] = (
+    ("worker", lambda row: row.worker_id),
+    ("pool", lambda row: row.pool_id),
+    ("instance", lambda row: row.instance_id),
+    ("account", lambda row: row.account_id),
     "state",
 )
-OPEN_CALLS: Final[tuple[Field, ...]] = (
-    ("batch", lambda row: row["batch_id"]),
-    ("account", lambda row: row["account_id"]),
-    ("config", lambda row: row["launch_config_id"]),
+OPEN_CALLS: Final[tuple[Field[OpenCall], ...]] = (
+    ("batch", lambda row: row.batch_id),
+    ("account", lambda row: row.account_id),
+    ("config", lambda row: row.launch_config_id),
     "units",
-    ("started", lambda row: moments.clock(moments.at(row["started_at"]), now())),
+    ("started", lambda row: moments.clock(row.started_at, now())),
 )
-LOST_CLAIMS: Final[tuple[Field, ...]] = (
-    ("pool", lambda row: row["pool_id"]),
+LOST_CLAIMS: Final[tuple[Field[LostClaim], ...]] = (
+    ("pool", lambda row: row.pool_id),
     "source",
     "claimed",
     "known",
-)
-# Name of each list of differences, its columns, and its heading.
-DIFFERENCES: Final[tuple[tuple[str, Sequence[Field], str], ...]] = (
-    ("orphans", ORPHANS, "Orphan instances, without a row"),
-    ("missing", MISSING, "Missing instances (their workers are marked lost after the confirmation)"),
-    ("open_calls", OPEN_CALLS, "Launch calls of unknown outcome (looked up by their tags)"),
-    ("lost_claims", LOST_CLAIMS, "Running tasks without a claim (their workers report it again)"),
 )
 Names = list[str] | None
 
@@ -81,7 +84,7 @@ def restored(context: typer.Context, reason: Reason) -> None:
     """
     for number, service in enumerate(SERVICES):
         try:
-            context.obj.post(service, "/restored", {"reason": reason})
+            api_of(context).post(object, service, "/restored", {"reason": reason})
         except Failed as error:
             if not number:
                 raise
@@ -115,7 +118,8 @@ def confirm(
       slipway db confirm
       slipway db confirm --terminate i-0abc --yes
     """
-    found = context.obj.get("provisioner", "/recovery")
+    read = api_of(context).read(Recovery, "provisioner", "/recovery")
+    found = read.value
     given: dict[str, Action] = {}
     for action, ids in ((Action.ADOPT, adopt), (Action.LEAVE, leave), (Action.TERMINATE, terminate)):
         for instance in ids or ():
@@ -123,15 +127,15 @@ def confirm(
                 raise typer.BadParameter(
                     f"two actions for {instance}: {given[instance]} and {action}; give one of them"
                 )
-    known = {row["instance_id"] for row in found["orphans"]}
+    known = {row.instance_id for row in found.orphans}
     if unknown := sorted(given.keys() - known):
         raise typer.BadParameter(f"no orphan instance: {', '.join(unknown)}; `slipway db confirm` lists them")
-    rows = [_chosen(row, given, others) for row in found["orphans"]]
+    rows = [_chosen(row, given, others) for row in found.orphans]
     if output is Output.TABLE:
-        show(rows, ORPHANS, output, nothing="no orphan instances")
-    answer = {"instances": rows} | {name: found[name] for name in ("restored", "compared", "not_listed")}
-    undecided = any(not row["decision"] for row in found["orphans"])
-    if not (undecided or given or others or found["restored"]):
+        table(rows, ORPHANS, nothing="no orphan instances")
+    answer = {"instances": rows} | {name: read.sent[name] for name in ("restored", "compared", "not_listed")}
+    undecided = any(not row.decision for row in found.orphans)
+    if not (undecided or given or others or found.restored):
         if output is Output.JSON:
             as_json(answer | {"done": None})
         return
@@ -140,42 +144,41 @@ def confirm(
             as_json(answer | {"done": None})
         else:
             _print_refusals(found, unlisted or ())
-            then = "; launching starts again" if found["restored"] else ""
+            then = "; launching starts again" if found.restored else ""
             print(f"nothing was changed; with --yes: {_counted(rows)}{then}")
         raise typer.Exit(CONFIRMATION)
-    names = ("account_id", "instance_id", "action")
-    instances = [{name: row[name] for name in names} for row in rows]
+    instances = [{"account_id": row.account_id, "instance_id": row.instance_id, "action": row.action} for row in rows]
     body = {"instances": instances, "unlisted": unlisted or []}
-    done = context.obj.post("provisioner", "/recovery/confirm", body)
+    done = api_of(context).post(RecoveryConfirmed, "provisioner", "/recovery/confirm", body)
     if output is Output.JSON:
         as_json(answer | {"done": done})
         return
-    terminating = f"{done['terminating']} to be terminated by the next pass of the instance reaper"
-    print(f"{done['adopted']} adopted, {done['left']} left running, {terminating}")
-    if done["restore"]:
+    terminating = f"{done.terminating} to be terminated by the next pass of the instance reaper"
+    print(f"{done.adopted} adopted, {done.left} left running, {terminating}")
+    if done.restore:
         print("launching starts again")
-    if done["open"]:
-        print(f"{done['open']} more were found meanwhile: run `slipway db confirm` again")
+    if done.open:
+        print(f"{done.open} more were found meanwhile: run `slipway db confirm` again")
 
 
-def _chosen(row: Mapping[str, Any], given: Mapping[str, Action], others: Action | None) -> dict[str, Any]:
+def _chosen(row: OrphanInstance, given: Mapping[str, Action], others: Action | None) -> OrphanInstance:
     """A row with the action that was chosen for it."""
-    action = given.get(row["instance_id"]) or others
-    return dict(row) if action is None else {**row, "action": action.value, "why": "as requested"}
+    action = given.get(row.instance_id) or others
+    return row if action is None else msgspec.structs.replace(row, action=action.value, why="as requested")
 
 
-def _counted(rows: Sequence[Mapping[str, Any]]) -> str:
-    numbers = ((action, sum(row["action"] == action for row in rows)) for action in Action)
+def _counted(rows: Sequence[OrphanInstance]) -> str:
+    numbers = ((action, sum(row.action == action for row in rows)) for action in Action)
     return ", ".join(f"{action} {number}" for action, number in numbers)
 
 
 def _print_refusals(found: Recovery, unlisted: Collection[str] = ()) -> None:
     """Print why a confirmation would be refused now, and what to do about it."""
-    if not found["compared"]:
+    if not found.compared:
         reason = "the database has not been compared with Kafka since its server started, or since it was restored"
         print(f"a confirmation is refused with 503 unconfirmed: {reason}")
         print("remedy: make Kafka reachable (`slipway doctor`), then try again")
-    if unknown := [name for name in found["not_listed"] if name not in unlisted]:
+    if unknown := [name for name in found.not_listed if name not in unlisted]:
         names = printable(", ".join(unknown))
         print(f"accounts not listed since the restore, where more may run: {names}")
         print("a confirmation is refused with 409 not-listed unless `--unlisted ACCOUNT` names each of them")
@@ -183,19 +186,26 @@ def _print_refusals(found: Recovery, unlisted: Collection[str] = ()) -> None:
 
 def differences(api: Api, output: Output) -> bool:
     """Print the differences between a restored database and what runs; true if a person has to act."""
-    found: Recovery = api.get("provisioner", "/recovery")
+    read = api.read(Recovery, "provisioner", "/recovery")
+    found = read.value
     if output is Output.JSON:
-        as_json(found)
+        as_json(read.sent)
     else:
-        reason = printable(found["unconfirmed"])
+        reason = printable(found.unconfirmed)
         print(f"launching is stopped: {reason}" if reason else "no restore waits for confirmation")
-        for name, fields, heading in DIFFERENCES:
-            print(f"\n{heading}: {len(found[name]) or 'none'}")
-            if found[name]:
-                show(found[name], fields, output, nothing="")
-        if found["restored"]:
+        _print_list("Orphan instances, without a row", found.orphans, ORPHANS)
+        _print_list("Missing instances (their workers are marked lost after the confirmation)", found.missing, MISSING)
+        _print_list("Launch calls of unknown outcome (looked up by their tags)", found.open_calls, OPEN_CALLS)
+        _print_list("Running tasks without a claim (their workers report it again)", found.lost_claims, LOST_CLAIMS)
+        if found.restored:
             _print_refusals(found)
             print("\nremedy: slipway db confirm")
         elif reason:
             print("\nremedy: make Kafka reachable (`slipway doctor`)")
-    return bool(found["unconfirmed"] or any(not row["decision"] for row in found["orphans"]))
+    return bool(found.unconfirmed or any(not row.decision for row in found.orphans))
+
+
+def _print_list(heading: str, rows: Sequence[T], fields: Sequence[Field[T]]) -> None:
+    print(f"\n{heading}: {len(rows) or 'none'}")
+    if rows:
+        table(rows, fields, nothing="")

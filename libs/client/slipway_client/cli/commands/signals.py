@@ -1,17 +1,19 @@
 """`slipway signal` commands: external signals on the health of launch targets."""
 
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from slipway_api.events.lifecycle import ENDED, WAITING
 from slipway_api.events.signal_kinds import AT_ONCE, CAPS, KINDS, TTL_SECONDS, TTL_SECONDS_MAX, VALUED
+from slipway_api.http.weight_calculator import AcceptedSignal, LiveSignal, RefusedSignal, Signals
 from slipway_client.cli import options
 from slipway_client.cli.commands.workers import found
-from slipway_client.cli.options import AsOutput, Reason, noun, now
-from slipway_client.cli.tables import Field, Output, as_json, show
-from slipway_client.transport.http import Failed
+from slipway_client.cli.options import AsOutput, Reason, api_of, noun, now
+from slipway_client.cli.tables import Field, Output, as_json, table
+from slipway_client.transport.failed import Failed
 from slipway_client.view import moments
 from slipway_client.view.phrases import some
 from slipway_common.base.revisions import name_of
@@ -21,20 +23,20 @@ app = noun("Manage external health signals")
 TARGETS: Final = ("config", "zone", "account", "pool", "image", "worker", "capacity")  # in the order of their use
 CONFIGS_SHOWN: Final = 5
 
-LIVE: Final[tuple[Field, ...]] = (
+LIVE: Final[tuple[Field[LiveSignal], ...]] = (
     "source",
     "kind",
-    ("target", lambda row: f"{row['target_kind']} {row['target_id']}"),
-    ("value", lambda row: row["value"] if row["kind"] in VALUED else None),
-    ("until", lambda row: None if row["kind"] in AT_ONCE else moments.clock(moments.at(row["until"]), now())),
-    ("configs", lambda row: len(_names(row["configs"]))),
+    ("target", lambda row: f"{row.target_kind} {row.target_id}"),
+    ("value", lambda row: row.value if row.kind in VALUED else None),
+    ("until", lambda row: None if row.kind in AT_ONCE else moments.clock(row.until, now())),
+    ("configs", lambda row: len(_names(row.configs))),
     "reason",
 )
-REFUSED: Final[tuple[Field, ...]] = (
-    ("at", lambda row: moments.clock(moments.at(row["at"]), now())),
+REFUSED: Final[tuple[Field[RefusedSignal], ...]] = (
+    ("at", lambda row: moments.clock(row.at, now())),
     "source",
     "kind",
-    ("target", lambda row: f"{row['target_kind']} {row['target_id']}"),
+    ("target", lambda row: f"{row.target_kind} {row.target_id}"),
     "reason",
 )
 
@@ -94,12 +96,12 @@ def raise_signal(
     seconds = _held_seconds(kind, for_)
     _check_value(kind, target, value)
     if target == "worker":
-        worker = found(context.obj, id_)
-        id_ = str(worker["id"])
-        if kind == "spot_interruption" and worker["state"] in WAITING | ENDED:
-            raise Failed(f"worker {id_} is {worker['state']}: it has no instance to interrupt")
+        worker = found(api_of(context), id_).value
+        id_ = worker.id
+        if kind == "spot_interruption" and worker.state in WAITING | ENDED:
+            raise Failed(f"worker {id_} is {worker.state}: it has no instance to interrupt")
     at = now()
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "target_kind": target,
         "target_id": id_,
         "kind": kind,
@@ -109,9 +111,9 @@ def raise_signal(
     }
     if value is not None:
         body["value"] = value
-    answer = context.obj.post("weight-calculator", "/signals", body)
+    answer = api_of(context).post(AcceptedSignal, "weight-calculator", "/signals", body)
     until = moments.clock(at + timedelta(seconds=seconds), at)
-    print(f"{kind} of {target} {id_} {_effect(target, kind, answer['configs'], until)}")
+    print(f"{kind} of {target} {id_} {_effect(target, kind, answer.configs, until)}")
 
 
 def _check_words(target: str, kind: str) -> None:
@@ -142,7 +144,7 @@ def _check_value(kind: str, target: str, value: float | None) -> None:
         raise typer.BadParameter(f"--value: {value:.10g} is not {expected}")
 
 
-def _effect(target: str, kind: str, reached: list[str], until: str) -> str:
+def _effect(target: str, kind: str, reached: Sequence[str], until: str) -> str:
     """Effect of an accepted signal. It reaches all revisions of a launch config."""
     configs = some(_names(reached), CONFIGS_SHOWN)
     match target, kind:
@@ -157,7 +159,7 @@ def _effect(target: str, kind: str, reached: list[str], until: str) -> str:
     return f"accepted: counts for {configs} until {until}"
 
 
-def _names(reached: list[str]) -> list[str]:
+def _names(reached: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(map(name_of, reached)))
 
 
@@ -172,11 +174,12 @@ def list_signals(context: typer.Context, output: AsOutput = Output.TABLE) -> Non
     Example:
       slipway signal ls
     """
-    answer = context.obj.get("weight-calculator", "/signals")
+    read = api_of(context).read(Signals, "weight-calculator", "/signals")
     if output is Output.JSON:
-        as_json(answer)
+        as_json(read.sent)
         return
-    show(answer["items"], LIVE, output, nothing="no signals")
-    if answer["refused"]:
+    answer = read.value
+    table(answer.items, LIVE, nothing="no signals")
+    if answer.refused:
         print("\nrefused:")
-        show(answer["refused"], REFUSED, output, nothing="")
+        table(answer.refused, REFUSED, nothing="")

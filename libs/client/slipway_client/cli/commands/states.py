@@ -2,16 +2,23 @@
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
+from slipway_api.http.provisioner.workspaces import (
+    ExportedState,
+    RotatedKeys,
+    StateKey,
+    UnauthenticDocument,
+    UnlockedWorkspace,
+)
 from slipway_client.cli.commands.workers import full_id
-from slipway_client.cli.options import AsOutput, WorkerId, noun
+from slipway_client.cli.options import AsOutput, WorkerId, api_of, noun
 from slipway_client.cli.tables import Field, Output, show
-from slipway_client.transport.http import Failed, path
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import path
 from slipway_client.view.phrases import count
 
 app = noun("Manage the keys of Terraform states")
@@ -23,13 +30,13 @@ GONE: Final = "gone"
 Why = Annotated[str, typer.Option(metavar="TEXT", help="Reason for the audit")]
 
 
-def _use(row: Mapping[str, Any]) -> str:
-    if not row["available"]:
+def _use(row: StateKey) -> str:
+    if not row.available:
         return "unavailable"
-    return "encrypts" if row["encrypts"] else "decrypts"
+    return "encrypts" if row.encrypts else "decrypts"
 
 
-FIELDS: Final[tuple[Field, ...]] = ("id", ("use", _use), "documents")
+FIELDS: Final[tuple[Field[StateKey], ...]] = ("id", ("use", _use), "documents")
 
 
 @of_workers.command("state")
@@ -51,12 +58,14 @@ def export_state(
       slipway worker state 3f9a12cd --export terraform.tfstate
       slipway worker state 3f9a12cd | jq .resources
     """
-    id_ = full_id(context.obj, worker)
+    id_ = full_id(api_of(context), worker)
     export = None if export == STDOUT else export
     if export is not None and export.exists():
         raise Failed(f"{export} exists already, and nothing was exported; choose another file")
-    answer = context.obj.post("provisioner", path("workers", id_, "state"), {"reason": reason, "rejected": rejected})
-    state = answer["state"]
+    answer = api_of(context).post(
+        ExportedState, "provisioner", path("workers", id_, "state"), {"reason": reason, "rejected": rejected}
+    )
+    state = answer.state
     if export is None:
         print(state)
     else:
@@ -66,8 +75,8 @@ def export_state(
         except OSError as error:
             raise Failed(f"{export}: {error.strerror}; choose another file") from None
         print(f"state of worker {id_} written to {export}")
-    if answer["rejected"] and not rejected:
-        other = count(answer["rejected"], "rejected state")
+    if answer.rejected and not rejected:
+        other = count(answer.rejected, "rejected state")
         print(f"this worker also has {other}; --rejected exports the newest", file=sys.stderr)
 
 
@@ -82,13 +91,13 @@ def unlock(context: typer.Context, worker: WorkerId, reason: Why = "") -> None:
     Example:
       slipway worker unlock 3f9a12cd --reason "its host was removed"
     """
-    id_ = full_id(context.obj, worker)
-    answer = context.obj.post("provisioner", path("workers", id_, "unlock"), {"reason": reason})
-    if answer["phase"] == GONE:
+    id_ = full_id(api_of(context), worker)
+    answer = api_of(context).post(UnlockedWorkspace, "provisioner", path("workers", id_, "unlock"), {"reason": reason})
+    if answer.phase == GONE:
         print(f"workspace of worker {id_} is gone; there is nothing to unlock")
         return
-    done = "unlocked" if answer["was_locked"] else "was not locked"
-    print(f"workspace of worker {id_} {done}; its phase is {answer['phase']}, and its next run is due now")
+    done = "unlocked" if answer.was_locked else "was not locked"
+    print(f"workspace of worker {id_} {done}; its phase is {answer.phase}, and its next run is due now")
 
 
 @app.command("ls")
@@ -102,7 +111,7 @@ def list_keys(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
     Example:
       slipway state-key ls
     """
-    show(context.obj.get("provisioner", "/state-keys")["items"], FIELDS, output, nothing="no state keys")
+    show(api_of(context).rows(StateKey, "provisioner", "/state-keys"), FIELDS, output, nothing="no state keys")
 
 
 @app.command("rotate")
@@ -117,18 +126,19 @@ def rotate(context: typer.Context) -> None:
     Example:
       slipway state-key rotate
     """
-    encrypted, not_authentic, after = 0, [], None
+    encrypted, after = 0, None
+    not_authentic: list[UnauthenticDocument] = []
     while True:
-        answer = context.obj.post("provisioner", "/state-keys/rotate", {"after": after})
-        encrypted += answer["encrypted"]
-        not_authentic += answer["not_authentic"]
-        if (after := answer["after"]) is None:
+        answer = api_of(context).post(RotatedKeys, "provisioner", "/state-keys/rotate", {"after": after})
+        encrypted += answer.encrypted
+        not_authentic += answer.not_authentic
+        if (after := answer.after) is None:
             break
     problems = [_not_authentic(document) for document in not_authentic]
-    if (left := answer["left"] - len(not_authentic)) > 0:
+    if (left := answer.left - len(not_authentic)) > 0:
         problems.append(f"{count(left, 'document')} not encrypted yet, in use by a run; rotate again")
-    if answer["unavailable"]:
-        lost = count(answer["unavailable"], "document")
+    if answer.unavailable:
+        lost = count(answer.unavailable, "document")
         problems.append(f"{lost} not encrypted: the key is unavailable. `slipway state-key ls` names it; add it again")
     already = "" if encrypted or problems else "; all were already"
     print(f"{count(encrypted, 'document')} encrypted with the first key{already}")
@@ -136,11 +146,11 @@ def rotate(context: typer.Context) -> None:
         raise Failed("\n".join(problems))
 
 
-def _not_authentic(document: Mapping[str, Any]) -> str:
+def _not_authentic(document: UnauthenticDocument) -> str:
     """Problem with a document that no key can decrypt."""
-    whose = f"worker {document['worker_id']}" if document["worker_id"] else f"workspace {document['workspace_id']}"
+    whose = f"worker {document.worker_id}" if document.worker_id else f"workspace {document.workspace_id}"
     return (
-        f"{document['kind']} of {whose} not encrypted: it was changed, or belongs to another row. Restore its row of "
-        f"workspace_document ({document['workspace_id']}, {document['kind']}, {document['number']}) from a backup, and "
+        f"{document.kind} of {whose} not encrypted: it was changed, or belongs to another row. Restore its row of "
+        f"workspace_document ({document.workspace_id}, {document.kind}, {document.number}) from a backup, and "
         "rotate again; keep the old key until then"
     )

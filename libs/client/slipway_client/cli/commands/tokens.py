@@ -3,32 +3,41 @@
 import contextlib
 import sys
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Final
-from urllib.parse import quote
+from typing import Annotated, Final
 
 import typer
+from msgspec.structs import asdict, replace
 
+from slipway_api.http.service import ListedToken
 from slipway_client.cli.invalid_file import InvalidFile
-from slipway_client.cli.options import AsOutput, noun, now
-from slipway_client.cli.tables import Field, Output, show
-from slipway_client.transport.http import SERVICES, Failed
+from slipway_client.cli.options import AsOutput, api_of, noun, now
+from slipway_client.cli.tables import Field, Output, as_json, table
+from slipway_client.transport.failed import SERVICES, Failed
+from slipway_client.transport.http import path
 from slipway_client.view import moments
 
 app = noun("Manage access tokens")
 
-FIELDS: Final[tuple[Field, ...]] = (
+
+class KnownToken(ListedToken, frozen=True, kw_only=True):
+    """A token with the services whose files have it: its last use in any of them; revoked, if it is in all."""
+
+    services: list[str]
+
+
+FIELDS: Final[tuple[Field[KnownToken], ...]] = (
     "name",
-    ("scopes", lambda token: " ".join(token["scopes"])),
-    ("last used", lambda token: _moment(token["last_used_at"])),
-    ("expires", lambda token: _moment(token["expires_at"])),
-    ("state", lambda token: "revoked" if token["revoked"] else ""),
+    ("scopes", lambda token: " ".join(token.scopes)),
+    ("last used", lambda token: _moment(token.last_used_at)),
+    ("expires", lambda token: _moment(token.expires_at)),
+    ("state", lambda token: "revoked" if token.revoked else ""),
 )
 
 
-def _moment(text: str | None) -> str:
-    return "" if text is None else moments.clock(moments.at(text), now())
+def _moment(at: datetime | None) -> str:
+    return "" if at is None else moments.clock(at, now())
 
 
 @app.command("create")
@@ -96,14 +105,21 @@ def list_tokens(context: typer.Context, output: AsOutput = Output.TABLE) -> None
       slipway token ls
       slipway token ls -o json
     """
-    rows, errors = context.obj.list_all("/tokens")
-    tokens: dict[str, dict[str, Any]] = {}
+    rows, errors = api_of(context).list_all(ListedToken, "/tokens")
+    tokens: dict[str, KnownToken] = {}
     for row in rows:
-        known = tokens.setdefault(row["name"], {**row, "services": []})
-        known["services"].append(row["service"])
-        known["last_used_at"] = max(filter(None, (known["last_used_at"], row["last_used_at"])), default=None)
-        known["revoked"] = known["revoked"] and row["revoked"]
-    show(list(tokens.values()), FIELDS, output, nothing="no tokens")
+        token = row.value
+        known = tokens.get(token.name) or KnownToken(**asdict(token), services=[])
+        tokens[token.name] = replace(
+            known,
+            services=[*known.services, row.service],
+            last_used_at=max(filter(None, (known.last_used_at, token.last_used_at)), default=None),
+            revoked=known.revoked and token.revoked,
+        )
+    if output is Output.JSON:
+        as_json(list(tokens.values()))
+    else:
+        table(list(tokens.values()), FIELDS, nothing="no tokens")
     if errors:
         raise Failed(errors)
 
@@ -138,7 +154,7 @@ def revoke_token(
     failed = []
     for service in SERVICES:
         try:
-            context.obj.post(service, f"/tokens/{quote(name, safe='')}/revoke", {"reason": reason})
+            api_of(context).post(object, service, path("tokens", name, "revoke"), {"reason": reason})
         except Failed as error:
             failed.append(f"{service}: {error}")
         else:

@@ -24,6 +24,7 @@ def top(
       slipway top --interval 5 --plain >> slipway.log
       slipway top --once
     """
+    from slipway_client.cli.options import api_of
     from slipway_client.cli.top import run
 
-    raise typer.Exit(run(context.obj, interval, plain=plain, once=once))
+    raise typer.Exit(run(api_of(context), interval, plain=plain, once=once))

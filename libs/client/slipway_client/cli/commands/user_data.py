@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from slipway_api.http.provisioner.pools import UserDataPreview
 from slipway_client.cli import options
-from slipway_client.cli.options import AsOutput, PoolId
+from slipway_client.cli.options import AsOutput, PoolId, api_of
 from slipway_client.cli.tables import Output, as_json
 from slipway_client.transport.http import path
 from slipway_common.base.sanitize import printable
@@ -28,11 +29,12 @@ def user_data(context: typer.Context, pool: PoolId, config: Config = None, outpu
       slipway user-data linux
       slipway user-data linux --config linux-zone-a
     """
-    shown = context.obj.get("provisioner", path("pools", pool, "user-data"), config=config)
+    read = api_of(context).read(UserDataPreview, "provisioner", path("pools", pool, "user-data"), config=config)
     if output is Output.JSON:
-        as_json(shown)
+        as_json(read.sent)
         return
-    for line in shown["user_data"].split("\n"):
+    shown = read.value
+    for line in shown.user_data.split("\n"):
         print("\t".join(map(printable, line.split("\t"))))
-    size = f"at most {shown['bytes']:,} of {shown['bytes_max']:,} bytes"
-    print(f"user data of {printable(shown['config'])}: {size}", file=sys.stderr)
+    size = f"at most {shown.bytes:,} of {shown.bytes_max:,} bytes"
+    print(f"user data of {printable(shown.config)}: {size}", file=sys.stderr)

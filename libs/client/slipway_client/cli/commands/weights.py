@@ -1,28 +1,30 @@
 """`slipway weights` commands: weights of launch configs."""
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import typer
 
-from slipway_client.cli.options import AsOutput, ConfigId, OfPool, noun, now
-from slipway_client.cli.tables import Field, Output, as_json, pairs, show
-from slipway_client.transport.http import Failed, path
+from slipway_api.events.weight import SharedWindow, StageHealth, WeightChanged
+from slipway_api.http.provisioner.launch_configs import LaunchConfigDetails
+from slipway_api.http.provisioner.pools import PoolDetails
+from slipway_client.cli.options import AsOutput, ConfigId, OfPool, api_of, noun, now
+from slipway_client.cli.tables import Field, Output, as_json, pairs, show, table
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import path
 
 app = noun("Show weights")
 
 STAGES_NAMED: Final = ("launch", "boot", "claim")
 
 
-def _stage_window(stage: str, row: Mapping[str, Any]) -> int | None:
-    window: int | None = row["stages"].get(stage, {}).get("window")
-    return window
+def _stage_window(stage: str, row: WeightChanged) -> int | None:
+    return row.stages[stage].window if stage in row.stages else None
 
 
-ROWS: Final[tuple[Field, ...]] = (
-    ("id", lambda row: row["launch_config_id"]),
-    ("pool", lambda row: row["pool_id"]),
+ROWS: Final[tuple[Field[WeightChanged], ...]] = (
+    ("id", lambda row: row.launch_config_id),
+    ("pool", lambda row: row.pool_id),
     "state",
     "weight",
     "health",
@@ -30,13 +32,21 @@ ROWS: Final[tuple[Field, ...]] = (
     ("permit", lambda row: _permit(row)),
     "reason",
 )
-STAGES: Final[tuple[Field, ...]] = ("stage", "probability", "window", "late", "failures_folded", "succeeded", "failed")
-SHARED: Final[tuple[Field, ...]] = (
-    ("shared", lambda row: f"{row['kind']} {row['id']}"),
+STAGES: Final[tuple[Field[tuple[str, StageHealth]], ...]] = (
+    ("stage", lambda stage: stage[0]),
+    ("probability", lambda stage: stage[1].probability),
+    ("window", lambda stage: stage[1].window),
+    ("late", lambda stage: stage[1].late),
+    ("failures folded", lambda stage: stage[1].failures_folded),
+    ("succeeded", lambda stage: stage[1].succeeded),
+    ("failed", lambda stage: stage[1].failed),
+)
+SHARED: Final[tuple[Field[SharedWindow], ...]] = (
+    ("shared", lambda row: f"{row.kind} {row.id}"),
     "stage",
     "state",
     ("window", lambda row: _window(row)),
-    ("available", lambda row: f"{row['probability']:.0%}" if row["kind"] == "capacity" else None),
+    ("available", lambda row: f"{row.probability:.0%}" if row.kind == "capacity" else None),
     "unconfirmed",
     "reason",
 )
@@ -52,10 +62,10 @@ def list_weights(context: typer.Context, pool: OfPool = None, output: AsOutput =
     Example:
       slipway weights ls --pool linux
     """
-    api = context.obj
-    rows = api.get("weight-calculator", "/weights", pool=pool)["items"]
+    api = api_of(context)
+    rows = api.rows(WeightChanged, "weight-calculator", "/weights", pool=pool)
     if pool is not None and not rows:
-        api.get("provisioner", path("pools", pool))  # an unknown pool is an error, not an empty list
+        api.get(PoolDetails, "provisioner", path("pools", pool))  # an unknown pool is an error, not an empty list
     show(rows, ROWS, output, nothing="no weights yet")
 
 
@@ -73,33 +83,34 @@ def show_weight(context: typer.Context, config: ConfigId, output: AsOutput = Out
       slipway weights show linux-zone-b
       slipway weights show linux-zone-b@3f2c9a
     """
-    api = context.obj
-    id_ = config if "@" in config else api.get("provisioner", path("launch-configs", config))["id"]
-    items = api.get("weight-calculator", "/weights", config=id_)["items"]
-    row: dict[str, Any] | None = next((row for row in items if row["launch_config_id"] == id_), None)
-    if row is None:
+    api = api_of(context)
+    id_ = config if "@" in config else api.get(LaunchConfigDetails, "provisioner", path("launch-configs", config)).id
+    items = api.rows(WeightChanged, "weight-calculator", "/weights", config=id_)
+    read = next((row for row in items if row.value.launch_config_id == id_), None)
+    if read is None:
         raise Failed(f"no weight of launch config {id_}; `slipway weights ls` lists all")
     if output is Output.JSON:
-        as_json(row)
+        as_json(read.sent)
         return
+    row = read.value
     nested = ("stages", "shared", "offsets")
-    pairs({name: value for name, value in row.items() if name not in nested} | {"probe_permit": _permit(row)}, now())
+    pairs(
+        {name: value for name, value in read.sent.items() if name not in nested} | {"probe_permit": _permit(row)}, now()
+    )
     print()
-    show([{"stage": name} | stage for name, stage in row["stages"].items()], STAGES, output, nothing="no stages")
-    if row["shared"]:
+    table(list(row.stages.items()), STAGES, nothing="no stages")
+    if row.shared:
         print()
-        show(row["shared"], SHARED, output, nothing="")
+        table(row.shared, SHARED, nothing="")
 
 
-def _permit(row: Mapping[str, Any]) -> int | None:
+def _permit(row: WeightChanged) -> int | None:
     """Number of the probe that may launch now; None if none may."""
-    permit: int | None = row["probe_permit"] if row["probe_ready"] else None
-    return permit
+    return row.probe_permit if row.probe_ready else None
 
 
-def _window(row: Mapping[str, Any]) -> int | None:
+def _window(row: SharedWindow) -> int | None:
     """Size of a window; None if it has no bound."""
     from slipway_api.events.weight import BOUNDLESS
 
-    window: int = row["window"]
-    return window if window < BOUNDLESS else None
+    return row.window if row.window < BOUNDLESS else None

@@ -6,15 +6,26 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from slipway_api.http.lease_broker import Lease, LeaseDecision
+from slipway_api.http.lease_pools import LeasePool
+from slipway_api.http.provisioner.accounts import Account, AccountDetails
+from slipway_api.http.provisioner.decisions import Decision
+from slipway_api.http.provisioner.declaration import RollbackPreview
+from slipway_api.http.provisioner.demand import DemandSource
+from slipway_api.http.provisioner.launch_configs import LaunchConfig, LaunchConfigDetails
+from slipway_api.http.provisioner.pools import LaunchStop, Pool, PoolDetails
+from slipway_api.http.provisioner.workers import ConsoleOutput, Worker, WorkerDetails
+from slipway_api.http.service import ServiceStatus
 from slipway_client.cli import options
 from slipway_client.cli.commands.workers import DIGITS, NEWEST, found
-from slipway_client.cli.options import AsOutput, now
+from slipway_client.cli.options import AsOutput, api_of, now
 from slipway_client.cli.tables import Output, as_json
-from slipway_client.transport.http import Api, Failed, path
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import Api, path
 from slipway_common.base.revisions import name_of
 from slipway_common.base.sanitize import printable
 
@@ -71,7 +82,7 @@ def why(context: typer.Context, subject: Subject, kind: AsKind = None, output: A
       slipway why sim-a --kind lease-pool
       slipway why 3f9a12cd
     """
-    explained = explanation(context.obj.within(ANSWER_SECONDS), subject, kind)
+    explained = explanation(api_of(context).within(ANSWER_SECONDS), subject, kind)
     lines = explained.sentences(now())
     if output is Output.JSON:
         fields = {name: getattr(explained, name) for name in ("kind", "id", "cause", "effect", "remedy")}
@@ -118,9 +129,9 @@ class _Search:
         self.problems: list[str] = []
         self.broker = ""  # its error if it is unavailable
         self.configs = self._configs()
-        images = {config.get("image_revision") for config in self.configs}
+        images = {config.image_revision for config in self.configs}
         self.image_revision = subject if subject in images else subject.removeprefix(IMAGE)
-        self.lease_pools = self._broker("/lease-pools")
+        self.lease_pools = self._lease_pools()
 
     def kinds(self, wanted: Kind | None) -> list[Kind]:
         """The kinds of things with this id, of `wanted` alone if that is given."""
@@ -128,7 +139,7 @@ class _Search:
             Kind.POOL: self._is_pool,
             Kind.CONFIG: self._is_config,
             Kind.IMAGE: lambda: any(_has_image(config, self.image_revision) for config in self.configs),
-            Kind.LEASE_POOL: lambda: any(pool["id"] == self.subject for pool in self.lease_pools),
+            Kind.LEASE_POOL: lambda: any(pool.id == self.subject for pool in self.lease_pools),
             Kind.LEASE: self._is_lease,
             Kind.WORKER: self._is_worker,
         }
@@ -137,15 +148,15 @@ class _Search:
     def pool(self) -> "Explanation":
         from slipway_client.view.why.pools import of_pool
 
-        decisions = self.api.get("provisioner", path("pools", self.subject, "decisions"), limit=DECISIONS)["items"]
-        configs = [config for config in self.configs if config["pool_id"] == self.subject]
+        decisions = self.api.items(Decision, "provisioner", path("pools", self.subject, "decisions"), limit=DECISIONS)
+        configs = [config for config in self.configs if config.pool_id == self.subject]
         return of_pool(
-            self.api.get("provisioner", path("pools", self.subject)),
+            self.api.get(PoolDetails, "provisioner", path("pools", self.subject)),
             decisions,
             configs,
             self._launch_stops(),
             self.lease_pools,
-            sources=self.api.items("provisioner", "/demand", pool=self.subject),
+            sources=self.api.items(DemandSource, "provisioner", "/demand", pool=self.subject),
             calculator=_calculator(self.api),
             broker=self.broker,
             rollback=self._rollback(self.subject, configs),
@@ -156,16 +167,16 @@ class _Search:
     def config(self) -> "Explanation":
         from slipway_client.view.why.configs import of_config
 
-        config = self.api.get("provisioner", path("launch-configs", self.subject))
+        config = self.api.get(LaunchConfigDetails, "provisioner", path("launch-configs", self.subject))
         try:
-            pool = self.api.get("provisioner", path("pools", config["pool_id"]))
+            pool: Pool | None = self.api.get(PoolDetails, "provisioner", path("pools", config.pool_id))
         except Failed as error:
             if error.slug != "unknown-pool":
                 raise
-            pool = {"id": config["pool_id"]}  # it was deleted, and the config archived with it
-        name = name_of(config["id"])
-        siblings = [row for row in self.configs if name_of(row["id"]) == name and row["id"] != config["id"]]
-        rollback = self._rollback(config["pool_id"], [config])
+            pool = None  # it was deleted, and the config archived with it
+        name = name_of(config.id)
+        siblings = [row for row in self.configs if name_of(row.id) == name and row.id != config.id]
+        rollback = self._rollback(config.pool_id, [config])
         return of_config(
             config,
             pool,
@@ -174,7 +185,7 @@ class _Search:
             siblings=siblings,
             rollback=rollback,
             accounts=self._accounts([config]),
-            decisions=self._newest(config["pool_id"]),
+            decisions=self._newest(config.pool_id),
             now=now(),
         )
 
@@ -183,81 +194,77 @@ class _Search:
 
         users = [config for config in self.configs if _has_image(config, self.image_revision)]
         rollback = self._rollback(repaired_pool(users), users)
-        pools = sorted({config["pool_id"] for config in users})[:POOLS_MAX]
+        pools = sorted({config.pool_id for config in users})[:POOLS_MAX]
         return of_image(
             self.image_revision,
             users,
             rollback,
             newest=[self._newest(pool_id) for pool_id in pools],
-            consoles=self._consoles(users[0]["image_revision"]),
+            consoles=self._consoles(users[0].image_revision),
             now=now(),
         )
 
     def lease_pool(self) -> "Explanation":
         from slipway_client.view.why.leases import of_lease_pool
 
-        (pool,) = (pool for pool in self.lease_pools if pool["id"] == self.subject)
+        (pool,) = (pool for pool in self.lease_pools if pool.id == self.subject)
         return of_lease_pool(pool, self.configs, now=now())
 
     def lease(self) -> "Explanation":
         from slipway_client.view.why.leases import of_lease
 
-        lease = self.api.get("lease-broker", path("leases", self.subject))
-        history = self.api.get("lease-broker", path("leases", self.subject, "history"))["items"]
+        lease = self.api.get(Lease, "lease-broker", path("leases", self.subject))
+        history = self.api.items(LeaseDecision, "lease-broker", path("leases", self.subject, "history"))
         return of_lease(lease, history, now=now())
 
     def worker(self) -> "Explanation":
         from slipway_client.view.why.workers import of_worker
 
-        worker = found(self.api, self.subject)
-        config = next((config for config in self.configs if config["id"] == worker["launch_config_id"]), {})
-        lease_pool = next((pool for pool in self.lease_pools if pool["id"] == config.get("lease_pool_id")), None)
-        is_silent = worker.get("launched_at") and not worker.get("registered_at")
-        consoles = self._consoles(worker["image_revision"]) if is_silent else []
+        worker = found(self.api, self.subject).value
+        config = next((config for config in self.configs if config.id == worker.launch_config_id), None)
+        lease_pool_id = config.lease_pool_id if config else ""
+        lease_pool = next((pool for pool in self.lease_pools if pool.id == lease_pool_id), None)
+        is_silent = worker.launched_at and not worker.registered_at
+        consoles = self._consoles(worker.image_revision) if is_silent else []
         decision = _decision(self.api, worker)
-        return of_worker(worker, decision, lease_pool, config=config or None, consoles=consoles, now=now())
+        return of_worker(worker, decision, lease_pool, config=config, consoles=consoles, now=now())
 
-    def _rollback(self, pool_id: str, configs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    def _rollback(self, pool_id: str, configs: Sequence[LaunchConfig]) -> RollbackPreview | None:
         """Preview of a rollback of a pool, if one of the launch configs is tripped."""
         from slipway_client.view.phrases import is_tripped
 
         if not any(map(is_tripped, configs)):
             return None
-        preview: dict[str, Any] = self.api.get("provisioner", path("pools", pool_id, "rollback"))
-        return preview
+        return self.api.get(RollbackPreview, "provisioner", path("pools", pool_id, "rollback"))
 
-    def _newest(self, pool_id: str) -> list[dict[str, Any]]:
+    def _newest(self, pool_id: str) -> list[Decision]:
         """The newest decision of a pool; none of one that was deleted."""
         try:
-            rows: list[dict[str, Any]] = self.api.get("provisioner", path("pools", pool_id, "decisions"), limit=1)[
-                "items"
-            ]
+            return self.api.items(Decision, "provisioner", path("pools", pool_id, "decisions"), limit=1)
         except Failed:
             return []
-        return rows
 
-    def _accounts(self, configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _accounts(self, configs: Sequence[LaunchConfig]) -> list[AccountDetails]:
         """Accounts of launch configs that throttle calls, or in which the last check found problems, with its
         findings."""
-        used = {config["account_id"] for config in configs}
-        rows = _items(self.api, "provisioner", "/accounts")
-        bad = [row["id"] for row in rows if row["id"] in used and (row.get("problems") or row.get("throttled"))]
-        return [self.api.get("provisioner", path("accounts", id_)) for id_ in bad[:ACCOUNTS_MAX]]
+        used = {config.account_id for config in configs}
+        rows = self.api.items(Account, "provisioner", "/accounts")
+        bad = [row.id for row in rows if row.id in used and (row.problems or row.throttled)]
+        return [self.api.get(AccountDetails, "provisioner", path("accounts", id_)) for id_ in bad[:ACCOUNTS_MAX]]
 
-    def _consoles(self, image_revision: str) -> list[dict[str, Any]]:
+    def _consoles(self, image_revision: str) -> list[ConsoleOutput]:
         """Console output of a machine of an image that never registered; none of an older provisioner."""
         try:
-            rows: list[dict[str, Any]] = self.api.get("provisioner", "/console-outputs", image=image_revision)["items"]
+            return self.api.items(ConsoleOutput, "provisioner", "/console-outputs", image=image_revision)
         except Failed:
             return []
-        return rows
 
     def _is_pool(self) -> bool:
-        return any(pool["id"] == self.subject for pool in _items(self.api, "provisioner", "/pools"))
+        return any(pool.id == self.subject for pool in self.api.items(Pool, "provisioner", "/pools"))
 
     def _is_config(self) -> bool:
         """True for a name, and for a revision, also an archived one."""
-        if any(self.subject in (config["id"], name_of(config["id"])) for config in self.configs):
+        if any(self.subject in (config.id, name_of(config.id)) for config in self.configs):
             return True
         if "@" not in self.subject or not self.configs:
             return False
@@ -274,44 +281,38 @@ class _Search:
             return _exists(self.api, "provisioner", path("workers", self.subject), "unknown-worker", [])
         if not DIGITS.fullmatch(self.subject):
             return False
-        workers = self.api.get("provisioner", "/workers", limit=NEWEST)["items"]
-        return any(worker["id"].endswith(self.subject) for worker in workers)
+        workers = self.api.items(Worker, "provisioner", "/workers", limit=NEWEST)
+        return any(worker.id.endswith(self.subject) for worker in workers)
 
-    def _launch_stops(self) -> list[dict[str, Any]]:
-        return _items(self.api, "provisioner", "/launch-stops")
+    def _launch_stops(self) -> list[LaunchStop]:
+        return self.api.items(LaunchStop, "provisioner", "/launch-stops")
 
-    def _configs(self) -> list[dict[str, Any]]:
+    def _configs(self) -> list[LaunchConfig]:
         """Empty when the provisioner is unavailable: leases and lease pools can still be explained."""
         try:
-            return _items(self.api, "provisioner", "/launch-configs")
+            return self.api.items(LaunchConfig, "provisioner", "/launch-configs")
         except Failed as error:
             self.problems.append(str(error).partition("\n")[0])
             return []
 
-    def _broker(self, of: str) -> list[dict[str, Any]]:
+    def _lease_pools(self) -> list[LeasePool]:
         """Empty when the lease-broker is unavailable: everything else can still be explained."""
         try:
-            return _items(self.api, "lease-broker", of)
+            return self.api.items(LeasePool, "lease-broker", "/lease-pools")
         except Failed as error:
             self.problems.append(str(error).partition("\n")[0])
             self.broker = f"the lease-broker at {self.api.urls['lease-broker']} is unavailable"
             return []
 
 
-def _has_image(config: dict[str, Any], image: str) -> bool:
+def _has_image(config: LaunchConfig, image: str) -> bool:
     """True if a config launches from this image, by its revision or by the id that its provider gives it."""
-    shared = config.get("shared") or ()
-    return image == config.get("image_revision") or any((row["kind"], row["id"]) == ("image", image) for row in shared)
-
-
-def _items(api: Api, service: str, of: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = api.get(service, of)["items"]
-    return rows
+    return image == config.image_revision or any((row.kind, row.id) == ("image", image) for row in config.shared)
 
 
 def _exists(api: Api, service: str, of: str, unknown: str, problems: list[str]) -> bool:
     try:
-        api.get(service, of)
+        api.get(object, service, of)
     except Failed as error:
         if error.slug != unknown and service != "lease-broker":
             raise
@@ -321,20 +322,19 @@ def _exists(api: Api, service: str, of: str, unknown: str, problems: list[str]) 
     return True
 
 
-def _decision(api: Api, worker: dict[str, Any]) -> dict[str, Any] | None:
+def _decision(api: Api, worker: WorkerDetails) -> Decision | None:
     try:
-        decision: dict[str, Any] = api.get("provisioner", path("decisions", worker["decision_id"]))
+        return api.get(Decision, "provisioner", path("decisions", worker.decision_id))
     except Failed as error:
         if error.slug != "unknown-decision":
             raise
         return None
-    return decision
 
 
 def _calculator(api: Api) -> str:
     """The error of an unavailable weight-calculator; empty when it is ready."""
     try:
-        status = api.get("weight-calculator", "/status")
+        status = api.get(ServiceStatus, "weight-calculator", "/status")
     except Failed:
         return f"the weight-calculator at {api.urls['weight-calculator']} is unavailable"
-    return "" if status["ready"] else f"the weight-calculator is not ready ({'; '.join(status['reasons'])})"
+    return "" if status.ready else f"the weight-calculator is not ready ({'; '.join(status.reasons)})"

@@ -1,15 +1,18 @@
 """`slipway worker` and `slipway decision` commands."""
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
+import msgspec
 import typer
 
 from slipway_api.events.lifecycle import IN_FLIGHT, State
-from slipway_client.cli.options import AsOutput, OfPool, Reason, WorkerId, noun, now
-from slipway_client.cli.tables import Field, Output, as_json, pairs, show
-from slipway_client.transport.http import Api, Failed, path
+from slipway_api.http.provisioner.decisions import ConfigNote, Decision, SourceCounts
+from slipway_api.http.provisioner.workers import TimelineEntry, Worker, WorkerDetails
+from slipway_client.cli.options import AsOutput, OfPool, Reason, WorkerId, api_of, noun, now
+from slipway_client.cli.tables import Field, Output, as_json, pairs, show, table
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import Api, Decoded, path
 from slipway_client.view import moments
 
 app = noun("Manage workers")
@@ -19,17 +22,17 @@ NEWEST: Final = 1000
 DIGITS: Final = re.compile(r"[0-9a-f]{6,12}")
 
 
-def _age(row: Mapping[str, Any]) -> str:
-    return moments.spelled((now() - moments.at(row["requested_at"])).total_seconds())
+def _age(row: Worker) -> str:
+    return moments.spelled((now() - row.requested_at).total_seconds())
 
 
-FIELDS: Final[tuple[Field, ...]] = (
+FIELDS: Final[tuple[Field[Worker], ...]] = (
     "id",
-    ("pool", lambda row: row["pool_id"]),
-    ("launch config", lambda row: row["launch_config_id"]),
+    ("pool", lambda row: row.pool_id),
+    ("launch config", lambda row: row.launch_config_id),
     "state",
     ("age", _age),
-    ("instance", lambda row: row["instance_id"]),
+    ("instance", lambda row: row.instance_id),
     "reason",
 )
 
@@ -50,7 +53,7 @@ def list_workers(
     Example:
       slipway worker ls --pool linux --state running
     """
-    rows = context.obj.items("provisioner", "/workers", limit=limit + 1, pool=pool, state=state)
+    rows = api_of(context).rows(Worker, "provisioner", "/workers", limit=limit + 1, pool=pool, state=state)
     show(rows, FIELDS, output, nothing="no workers", drop=("instance", "pool", "age"), limit=limit)
 
 
@@ -64,42 +67,43 @@ def show_worker(context: typer.Context, worker: WorkerId, output: AsOutput = Out
     Example:
       slipway worker show 3f9a12cd
     """
-    row = found(context.obj, worker)
+    read = found(api_of(context), worker)
     if output is Output.JSON:
-        as_json(row)
+        as_json(read.sent)
         return
+    row = read.value
     nested = ("timeline", "decision", "batch", "lease", "workspace")
-    shown = {name: value for name, value in row.items() if name not in nested and value not in (None, "")}
+    shown = {name: value for name, value in read.sent.items() if name not in nested and value not in (None, "")}
     pairs(shown | _accepted_call(row) | _workspace(row), now())
     print()
-    timeline: tuple[Field, ...] = (
-        ("at", lambda event: moments.clock(moments.at(event["at"]), now())),
+    timeline: tuple[Field[TimelineEntry], ...] = (
+        ("at", lambda event: moments.clock(event.at, now())),
         "what",
         "detail",
     )
-    show(row.get("timeline") or [], timeline, output, nothing="no events yet")
+    table(row.timeline, timeline, nothing="no events yet")
 
 
-def _accepted_call(row: Mapping[str, Any]) -> dict[str, Any]:
+def _accepted_call(row: WorkerDetails) -> dict[str, object]:
     """Call of a worker that its provider has accepted and works on: its handle, and when it is asked again."""
-    batch = row.get("batch") or {}
-    if not batch.get("handle") or row["state"] not in IN_FLIGHT["launch"]:
+    batch = row.batch
+    if batch is None or not batch.handle or row.state not in IN_FLIGHT["launch"]:
         return {}
     named = {
-        "accepted_call": batch["handle"],
-        "next_poll_at": batch["poll_at"],
-        "call_deadline": batch["call_deadline"],
+        "accepted_call": batch.handle,
+        "next_poll_at": batch.poll_at,
+        "call_deadline": batch.call_deadline,
     }
     return {name: value for name, value in named.items() if value is not None}
 
 
-def _workspace(row: Mapping[str, Any]) -> dict[str, Any]:
+def _workspace(row: WorkerDetails) -> dict[str, object]:
     """Terraform workspace of a worker that a module has made, without what is empty."""
-    workspace = dict(row.get("workspace") or {})
-    if not workspace:
+    if row.workspace is None:
         return {}
+    workspace = msgspec.to_builtins(row.workspace)
     hidden = "hidden without the scope workers:state"
-    workspace["resources"] = hidden if workspace["resources"] is None else ", ".join(workspace["resources"])
+    workspace["resources"] = hidden if row.workspace.resources is None else ", ".join(row.workspace.resources)
     named = {"workspace": workspace.pop("id")} | {f"workspace_{name}": value for name, value in workspace.items()}
     return {name: value for name, value in named.items() if value not in (None, "", 0)}
 
@@ -115,9 +119,26 @@ def terminate_worker(context: typer.Context, worker: WorkerId, reason: Reason) -
     Example:
       slipway worker terminate 3f9a12cd --reason "hung, see the build log"
     """
-    id_ = full_id(context.obj, worker)
-    answer = context.obj.post("provisioner", path("workers", id_, "terminate"), {"reason": reason})
-    print(f"worker {answer['id']} is {answer['state']}")
+    id_ = full_id(api_of(context), worker)
+    answer = api_of(context).post(Worker, "provisioner", path("workers", id_, "terminate"), {"reason": reason})
+    print(f"worker {answer.id} is {answer.state}")
+
+
+SOURCES: Final[tuple[Field[tuple[str, SourceCounts]], ...]] = (
+    ("source", lambda source: source[0]),
+    ("pending", lambda source: source[1].pending),
+    ("claimed", lambda source: source[1].claimed),
+    ("gone", lambda source: source[1].gone),
+    ("stale", lambda source: source[1].stale),
+)
+CONFIGS: Final[tuple[Field[tuple[str, ConfigNote]], ...]] = (
+    ("launch config", lambda config: config[0]),
+    ("weight", lambda config: config[1].weight),
+    ("room", lambda config: config[1].room),
+    ("limited by", lambda config: config[1].limited_by),
+    ("launched", lambda config: config[1].launched),
+    ("reason", lambda config: config[1].reason or None),
+)
 
 
 @decision.command("show")
@@ -134,25 +155,25 @@ def show_decision(
     Example:
       slipway decision show 01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd
     """
-    row = context.obj.get("provisioner", path("decisions", decision))
+    read = api_of(context).read(Decision, "provisioner", path("decisions", decision))
     if output is Output.JSON:
-        as_json(row)
+        as_json(read.sent)
         return
-    details = dict(row["details"])
-    configs = [{"launch config": id_, **note} for id_, note in details.pop("configs", {}).items()]
-    sources = [{"source": name, **report} for name, report in details.pop("sources", {}).items()]
-    pairs({name: value for name, value in row.items() if name != "details"} | details, now())
+    details = read.value.details
+    shown = msgspec.to_builtins(details)
+    shown = {name: value for name, value in shown.items() if name not in ("configs", "sources")}
+    pairs({name: value for name, value in read.sent.items() if name != "details"} | shown, now())
     print()
-    show(sources, ("source", "pending", "claimed", "gone", "stale"), output, nothing="no demand was reported")
+    table(list((details.sources or {}).items()), SOURCES, nothing="no demand was reported")
     print()
-    show(configs, ("launch config", "weight", "room", "limited_by", "launched", "reason"), output, nothing="no configs")
+    table(list((details.configs or {}).items()), CONFIGS, nothing="no configs")
 
 
 def full_id(api: Api, given: str) -> str:
     """Worker ID for its last digits, among the newest workers; `given` itself if it does not look like that."""
     if not DIGITS.fullmatch(given):
         return given
-    ids = [row["id"] for row in api.get("provisioner", "/workers", limit=NEWEST)["items"] if row["id"].endswith(given)]
+    ids = [row.id for row in api.items(Worker, "provisioner", "/workers", limit=NEWEST) if row.id.endswith(given)]
     if len(ids) == 1:
         return str(ids[0])
     raise Failed(
@@ -162,7 +183,6 @@ def full_id(api: Api, given: str) -> str:
     )
 
 
-def found(api: Api, given: str) -> dict[str, Any]:
+def found(api: Api, given: str) -> Decoded[WorkerDetails]:
     """Worker by its ID or the last digits of it."""
-    worker: dict[str, Any] = api.get("provisioner", path("workers", full_id(api, given)))
-    return worker
+    return api.read(WorkerDetails, "provisioner", path("workers", full_id(api, given)))

@@ -4,10 +4,13 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
+from slipway_api.http.lease_pools import LeasePool
+from slipway_api.http.provisioner.accounts import Account, AccountDetails
+from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_client.view import moments
 from slipway_client.view.phrases import is_tripped, limit_in_force
 from slipway_client.view.why.causes import tripped_since
-from slipway_client.view.why.explanation import NOTHING, PROBES, Cause, Facts
+from slipway_client.view.why.explanation import NOTHING, PROBES, Cause
 
 CREDENTIAL: Final = "credential"
 WHOLE_ACCOUNT: Final = frozenset({"identity", CREDENTIAL, "clock", "permission"})
@@ -15,60 +18,60 @@ WHOLE_ACCOUNT: Final = frozenset({"identity", CREDENTIAL, "clock", "permission"}
 none of those explained here."""
 
 
-def tripped_by_credential(config: Facts) -> bool:
+def tripped_by_credential(config: LaunchConfig) -> bool:
     """True if a launch config is tripped since its account refused the credential or lacks a permission."""
-    return is_tripped(config) and config.get("tripped_by") == CREDENTIAL
+    return is_tripped(config) and config.tripped_by == CREDENTIAL
 
 
-def account_problems(configs: Sequence[Facts], accounts: Sequence[Facts]) -> Iterator[Cause]:
+def account_problems(configs: Sequence[LaunchConfig], accounts: Sequence[AccountDetails]) -> Iterator[Cause]:
     """Problems of the accounts of active launch configs, with the remedies of their alerts."""
-    active = [config for config in configs if config["state"] == "active"]
-    used = {config["account_id"] for config in active}
+    active = [config for config in configs if config.state == "active"]
+    used = {config.account_id for config in active}
     for account in accounts:
-        if account["id"] not in used:
+        if account.id not in used:
             continue
-        users = [config for config in active if config["account_id"] == account["id"] and tripped_by_credential(config)]
-        for finding in account["findings"]:
-            if finding["state"] == "problem" and finding["kind"] in WHOLE_ACCOUNT:
-                about = " ".join(part for part in (finding["kind"], finding["subject"]) if part)
-                text = f"account {account['id']}, {about}: {finding['message']}"
-                yield Cause(text=text, since=tripped_since(users), remedy=finding["remedy"])
+        users = [config for config in active if config.account_id == account.id and tripped_by_credential(config)]
+        for finding in account.findings:
+            if finding.state == "problem" and finding.kind in WHOLE_ACCOUNT:
+                about = " ".join(part for part in (finding.kind, finding.subject) if part)
+                text = f"account {account.id}, {about}: {finding.message}"
+                yield Cause(text=text, since=tripped_since(users), remedy=finding.remedy)
 
 
 def throttled(
-    configs: Sequence[Facts], accounts: Sequence[Facts], lease_pools: Sequence[Facts], now: datetime
+    configs: Sequence[LaunchConfig], accounts: Sequence[AccountDetails], lease_pools: Sequence[LeasePool], now: datetime
 ) -> Iterator[Cause]:
     """Accounts of active launch configs that throttle calls, with what the limiter does."""
-    used = {config["account_id"] for config in configs if config["state"] == "active"}
+    used = {config.account_id for config in configs if config.state == "active"}
     for account in accounts:
-        if account["id"] in used and account.get("throttled"):
-            limiter = next((row for row in lease_pools if row["id"] == account["lease_pool_id"]), None)
+        if account.id in used and account.throttled:
+            limiter = next((row for row in lease_pools if row.id == account.lease_pool_id), None)
             yield Cause(
-                text=f"account {account['id']} throttles calls, {account['throttled_calls']} so far: "
+                text=f"account {account.id} throttles calls, {account.throttled_calls} so far: "
                 f"each is made again; {_limiter(limiter, now) if limiter else 'the limiter is unavailable'}",
-                since=moments.at(account["throttled_since"]),
+                since=account.throttled_since,
                 remedy=f"{NOTHING}; `{lower_limit(account)}` shows if a lower limit would help",
             )
 
 
-def lower_limit(account: Facts) -> str:
+def lower_limit(account: Account) -> str:
     """Command that shows if a lower limit would help against throttled calls."""
-    return f"slipway lease report {account['lease_pool_id']} --since 1h"
+    return f"slipway lease report {account.lease_pool_id} --since 1h"
 
 
-def _limiter(lease_pool: Facts, now: datetime) -> str:
+def _limiter(lease_pool: LeasePool, now: datetime) -> str:
     """The response of a lease pool to throttled calls."""
-    id_, limit = lease_pool["id"], limit_in_force(lease_pool)
-    blocked = moments.at(lease_pool["blocked_until"]) if lease_pool.get("blocked_until") else None
+    id_, limit = lease_pool.id, limit_in_force(lease_pool)
+    blocked = lease_pool.blocked_until
     parts = [f"lease pool {id_} grants at most {limit} units"]
-    if limit < lease_pool["limit"]:
-        parts = [f"lease pool {id_} has lowered its limit from {lease_pool['limit']} to {limit} units"]
+    if limit < lease_pool.limit:
+        parts = [f"lease pool {id_} has lowered its limit from {lease_pool.limit} to {limit} units"]
     if blocked and blocked > now:
         parts.append(f"grants none for another {moments.spelled((blocked - now).total_seconds())}, by its Retry-After")
     return ", and ".join(parts)
 
 
-def credential_remedy(config: Facts) -> str:
+def credential_remedy(config: LaunchConfig) -> str:
     """Remedy for a launch config tripped by its credential, since probes correct neither a credential nor a policy."""
-    check = f"`slipway account check {config['account_id']}`"
+    check = f"`slipway account check {config.account_id}`"
     return f"run {check}, and correct the credential or the missing permission that it names; {PROBES}"

@@ -3,7 +3,13 @@
 from collections.abc import Iterator, Sequence, Set
 from datetime import datetime, timedelta
 
-from slipway_client.view import moments
+from msgspec import UNSET
+
+from slipway_api.http.lease_pools import LeasePool
+from slipway_api.http.provisioner.decisions import DecisionDetails
+from slipway_api.http.provisioner.declaration import RollbackPreview
+from slipway_api.http.provisioner.launch_configs import LaunchConfig
+from slipway_api.http.provisioner.pools import LaunchStop, Pool
 from slipway_client.view.phrases import (
     HEALTHY,
     MODES,
@@ -20,139 +26,135 @@ from slipway_client.view.phrases import (
     stopped,
     stops_everything,
 )
-from slipway_client.view.why.explanation import NOTHING, Cause, Facts
+from slipway_client.view.why.explanation import NOTHING, Cause
 from slipway_common.base.revisions import name_of
 
 
 def interventions(
-    pool: Facts, configs: Sequence[Facts], launch_stops: Sequence[Facts], now: datetime
+    pool: Pool, configs: Sequence[LaunchConfig], launch_stops: Sequence[LaunchStop], now: datetime
 ) -> Iterator[Cause]:
     """Causes that stop all launches of a pool: a freeze, a pause, a launch stop, or the pool's mode."""
-    id_ = pool["id"]
-    if pool.get("frozen"):
+    id_ = pool.id
+    if pool.frozen:
         remedy = f"repair the cause, then `slipway pool unfreeze {id_} --reason …`"
         yield Cause(text=frozen(pool, now), remedy=remedy)
-    if pool.get("paused"):
+    if pool.paused:
         yield Cause(text=paused(pool, now), remedy=f"`slipway pool resume {id_} --reason …`")
-    accounts = {config["account_id"] for config in configs}
+    accounts = {config.account_id for config in configs}
     for stop in launch_stops:
-        scope, scope_id = stop["scope"], stop["scope_id"]
+        scope, scope_id = stop.scope, stop.scope_id
         if (
             stops_everything(scope)
             or (scope == "pool" and scope_id == id_)
             or (scope == "account" and scope_id in accounts)
         ):
-            began = moments.at(stop["at"]) if stop.get("at") else None
-            yield Cause(text=launch_stop(stop, now), since=began, remedy=f"`{start_launching(stop)}`")
-    if pool.get("mode") in MODES:
-        yield Cause(text=MODES[pool["mode"]], remedy=f"`slipway pool promote {id_}`; so does a mode in the declaration")
+            yield Cause(text=launch_stop(stop, now), since=stop.at, remedy=f"`{start_launching(stop)}`")
+    if pool.mode in MODES:
+        yield Cause(text=MODES[pool.mode], remedy=f"`slipway pool promote {id_}`; so does a mode in the declaration")
 
 
-def config_state(config: Facts, now: datetime) -> str:
+def config_state(config: LaunchConfig, now: datetime) -> str:
     """State of a launch config that is not active, by whom and until when."""
-    until = config.get("paused_until")
-    return stopped(config["state"], config.get("state_by"), until, config.get("state_reason"), now)
+    until = config.paused_until
+    return stopped(config.state, config.state_by, until, config.state_reason, now)
 
 
-def resume(config: Facts) -> str:
+def resume(config: LaunchConfig) -> str:
     """Command that resumes a paused launch config: all revisions of its name."""
-    return f"`slipway lc resume {name_of(config['id'])} --reason …`"
+    return f"`slipway lc resume {name_of(config.id)} --reason …`"
 
 
-def in_way(config: Facts, now: datetime) -> Cause:
+def in_way(config: LaunchConfig, now: datetime) -> Cause:
     """Cause of a launch config's revision that is not active."""
-    if config["state"] == "draining":
-        reason = f" ({config['state_reason']})" if config.get("state_reason") else ""
+    if config.state == "draining":
+        reason = f" ({config.state_reason})" if config.state_reason else ""
         remedy = drain_remedy(config) if is_overdue(config, now) else f"{NOTHING}: its workers leave after their tasks"
         return Cause(text=f"draining{reason}: {drain(config, now)}", since=began_to_drain(config), remedy=remedy)
-    if config["state"] == "paused":
+    if config.state == "paused":
         return Cause(text=config_state(config, now), remedy=resume(config))
     return Cause(text=config_state(config, now), remedy="declare it again and run `slipway apply`")
 
 
-def began_to_drain(config: Facts) -> datetime | None:
+def began_to_drain(config: LaunchConfig) -> datetime | None:
     """Time since which a revision drains, if it is known."""
-    return moments.at(config["drain_from"]) if config.get("drain_from") else None
+    return config.drain_from
 
 
-def drain_remedy(config: Facts) -> str:
+def drain_remedy(config: LaunchConfig) -> str:
     """Remedy for a drain whose deadline has passed."""
-    if config.get("drain_terminate"):
+    if config.drain_terminate:
         return f"{NOTHING}: its workers are terminated"
-    return f"`slipway worker ls --pool {config['pool_id']}` lists its workers; `slipway worker terminate` ends one"
+    return f"`slipway worker ls --pool {config.pool_id}` lists its workers; `slipway worker terminate` ends one"
 
 
-def bad_image(config: Facts) -> bool:
+def bad_image(config: LaunchConfig) -> bool:
     """True if the image of an active launch config has tripped."""
-    key = ("image", config.get("image_revision"))
-    if (config.get("tripped_by"), config.get("tripped_by_id")) == key and is_tripped(config):
+    key = ("image", config.image_revision)
+    if (config.tripped_by, config.tripped_by_id) == key and is_tripped(config):
         return True
-    windows = config.get("shared") or ()
-    return config["state"] == "active" and any(
-        (row["kind"], row["id"]) == key and row["state"] != HEALTHY for row in windows
-    )
+    return config.state == "active" and any((row.kind, row.id) == key and row.state != HEALTHY for row in config.shared)
 
 
-def bad_images(pool: Facts, configs: Sequence[Facts], rollback: Facts | None) -> Iterator[Cause]:
+def bad_images(pool: Pool, configs: Sequence[LaunchConfig], rollback: RollbackPreview | None) -> Iterator[Cause]:
     """Images of current revisions that have tripped, the one of the most launch configs first."""
-    current = [config for config in configs if config["state"] == "active" and not is_fallback(config)]
-    by_image: dict[str, list[Facts]] = {}
+    current = [config for config in configs if config.state == "active" and not is_fallback(config)]
+    by_image: dict[str, list[LaunchConfig]] = {}
     for config in current:
         if bad_image(config):
-            by_image.setdefault(config["image_revision"], []).append(config)
+            by_image.setdefault(config.image_revision, []).append(config)
     for image, users in sorted(by_image.items(), key=lambda item: (-len(item[1]), item[0])):
         yield Cause(
             text=f"image {image} fails in {len(users)} of {count(len(current), 'launch config')}",
             since=tripped_since(users),
-            remedy=way_back(pool["id"], {name_of(user["id"]) for user in users}, rollback),
+            remedy=way_back(pool.id, {name_of(user.id) for user in users}, rollback),
         )
 
 
-def way_back(pool_id: str, names: Set[str], rollback: Facts | None) -> str:
+def way_back(pool_id: str, names: Set[str], rollback: RollbackPreview | None) -> str:
     """Remedy for bad images of launch configs. `rollback` is the preview of a rollback of their pool, None if it is not
     known."""
     other = f"`slipway pool set-image {pool_id} IMAGE` takes another image"
     history = f"`slipway pool history {pool_id}`"
     if rollback is None:
         return other
-    if rollback["refused"]:
-        return f"{other}; a rollback would be refused: {rollback['refused'].partition('; `slipway pool set-image')[0]}"
-    left = {change["id"] for change in rollback["items"] if change["kind"] == "launch config"}
+    if rollback.refused:
+        return f"{other}; a rollback would be refused: {rollback.refused.partition('; `slipway pool set-image')[0]}"
+    left = {change.id for change in rollback.items if change.kind == "launch config"}
     if not names <= left:
         return f"{other}; so does `slipway pool rollback {pool_id} --to NUMBER --reason …`, by {history}"
-    return f"`slipway pool rollback {pool_id} --reason …` returns to entry {rollback['to_revision']} of {history}"
+    return f"`slipway pool rollback {pool_id} --reason …` returns to entry {rollback.to_revision} of {history}"
 
 
-def unproven_remedy(configs: Sequence[Facts], rollback: Facts | None) -> str:
+def unproven_remedy(configs: Sequence[LaunchConfig], rollback: RollbackPreview | None) -> str:
     """Remedy for new revisions of one pool that are not proven. It is not repeated where a bad image has named it."""
-    pool_id = configs[0]["pool_id"]
+    pool_id = configs[0].pool_id
     tripped = [config for config in configs if is_tripped(config)]
     if not tripped:
         return f"{NOTHING}; `slipway pool rollback {pool_id} --reason …` returns to what was declared before"
     if any(map(bad_image, tripped)):
         return NOTHING
-    return way_back(pool_id, {name_of(config["id"]) for config in tripped}, rollback)
+    return way_back(pool_id, {name_of(config.id) for config in tripped}, rollback)
 
 
-def tripped_since(configs: Sequence[Facts]) -> datetime | None:
+def tripped_since(configs: Sequence[LaunchConfig]) -> datetime | None:
     """Time of the first trip."""
-    return min((moments.at(at) for config in configs if (at := config.get("tripped_since"))), default=None)
+    return min((at for config in configs if (at := config.tripped_since)), default=None)
 
 
-def lease_pools_used(lease_pools: Sequence[Facts], configs: Sequence[Facts]) -> list[Facts]:
+def lease_pools_used(lease_pools: Sequence[LeasePool], configs: Sequence[LaunchConfig]) -> list[LeasePool]:
     """The lease pools that admit to the accounts of the launch configs."""
-    ids = {config.get("lease_pool_id") for config in configs}
-    return [row for row in lease_pools if row["id"] in ids]
+    ids = {config.lease_pool_id for config in configs}
+    return [row for row in lease_pools if row.id in ids]
 
 
-def missing_lease_pools(lease_pools: Sequence[Facts], configs: Sequence[Facts]) -> Iterator[Cause]:
+def missing_lease_pools(lease_pools: Sequence[LeasePool], configs: Sequence[LaunchConfig]) -> Iterator[Cause]:
     """Undeclared lease pools that accounts of active launch configs name. None without any lease pool, since the
     lease-broker may be unavailable."""
     if not lease_pools:
         return
-    declared = {row["id"] for row in lease_pools if not row.get("archived")}
-    active = [config for config in configs if config["state"] == "active" and config.get("lease_pool_id")]
-    for account_id, id_ in sorted({(config["account_id"], config["lease_pool_id"]) for config in active}):
+    declared = {row.id for row in lease_pools if not row.archived}
+    active = [config for config in configs if config.state == "active" and config.lease_pool_id]
+    for account_id, id_ in sorted({(config.account_id, config.lease_pool_id) for config in active}):
         if id_ not in declared:
             yield Cause(
                 text=f"lease pool {id_} of account {account_id} is not declared: launches wait for its leases for ever",
@@ -160,13 +162,18 @@ def missing_lease_pools(lease_pools: Sequence[Facts], configs: Sequence[Facts]) 
             )
 
 
-def queues(configs: Sequence[Facts], used: Sequence[Facts], now: datetime) -> Iterator[Cause]:
+def starts_waiting(configs: Sequence[LaunchConfig]) -> int:
+    """Workers that wait for admission or for the provider's answer."""
+    return sum(stage.in_flight for config in configs if (stage := config.stages.get("launch")))
+
+
+def queues(configs: Sequence[LaunchConfig], used: Sequence[LeasePool], now: datetime) -> Iterator[Cause]:
     """Lease pools in which starts of these configs wait."""
-    launching = sum((config.get("stages") or {}).get("launch", {}).get("in_flight", 0) for config in configs)
+    launching = starts_waiting(configs)
     for row in used if launching else ():
-        if row["waiting"]:
-            drained = row.get("drained_reason")
-            state = f"{row['id']}, which is drained ({drained})" if drained is not None else row["id"]
+        if row.waiting:
+            drained = row.drained_reason
+            state = f"{row.id}, which is drained ({drained})" if drained is not None else row.id
             yield Cause(
                 text=f"workers wait for lease pool {state}: {queue(row)}",
                 since=queued_since(row, now),
@@ -174,42 +181,39 @@ def queues(configs: Sequence[Facts], used: Sequence[Facts], now: datetime) -> It
             )
 
 
-def queued_since(row: Facts, now: datetime) -> datetime | None:
+def queued_since(row: LeasePool, now: datetime) -> datetime | None:
     """Time of the oldest request of a lease pool."""
-    waited = row.get("oldest_wait_seconds")
+    waited = row.oldest_wait_seconds
     return None if waited is None else now - timedelta(seconds=waited)
 
 
-def raise_limit(row: Facts) -> str:
+def raise_limit(row: LeasePool) -> str:
     """Remedy for a lease pool that is full or drained."""
-    if row.get("drained_reason") is not None:
-        return f"`slipway lease undrain {row['id']} --reason …`"
-    id_ = row["id"]
+    if row.drained_reason is not None:
+        return f"`slipway lease undrain {row.id} --reason …`"
+    id_ = row.id
     return (
         f"{NOTHING} while units are released; `slipway lease ls --pool {id_}` lists the holders, and "
         f"`slipway lease set {id_} --limit N --reason …` raises the limit"
     )
 
 
-def launches_nothing(pool: Facts, launch_stops: Sequence[Facts], account_id: str = "") -> bool:
+def launches_nothing(pool: Pool, launch_stops: Sequence[LaunchStop], account_id: str = "") -> bool:
     """True if nothing is launched for the pool, or for the pool in the account."""
-    scopes = {("pool", pool["id"]), ("account", account_id)}
-    stopped_ = any(
-        stops_everything(stop["scope"]) or (stop["scope"], stop["scope_id"] or "") in scopes for stop in launch_stops
-    )
-    return bool(pool.get("frozen") or pool.get("paused") or pool.get("mode") == "observe" or stopped_)
+    scopes = {("pool", pool.id), ("account", account_id)}
+    stopped_ = any(stops_everything(stop.scope) or (stop.scope, stop.scope_id or "") in scopes for stop in launch_stops)
+    return bool(pool.frozen or pool.paused or pool.mode == "observe" or stopped_)
 
 
-def shares(details: Facts, *, chosen: str = "") -> Iterator[str]:
+def shares(details: DecisionDetails, *, chosen: str = "") -> Iterator[str]:
     """The configs of a decision: those that got launches first, then the others with the reason."""
-    configs = details.get("configs", {})
-    for id_, note in sorted(configs.items(), key=lambda item: (-item[1].get("launched", 0), item[0])):
+    for id_, note in sorted((details.configs or {}).items(), key=lambda item: (-item[1].launched, item[0])):
         mark = "→" if id_ == chosen else " "
-        facts = f"weight {note['weight']:.3g}, room for {note['room']}"
-        launched = note.get("launched", 0)
+        facts = f"weight {note.weight:.3g}, room for {note.room}"
+        launched = note.launched
         if launched:
-            yield f"{mark} {id_} got {launched}{' as a probe' if 'probe' in note else ''}: {facts}."
-        elif note.get("would_launch"):
-            yield f"{mark} {id_} would have got {note['would_launch']}: {facts}."
+            yield f"{mark} {id_} got {launched}{' as a probe' if note.probe is not UNSET else ''}: {facts}."
+        elif note.would_launch:
+            yield f"{mark} {id_} would have got {note.would_launch}: {facts}."
         else:
-            yield f"{mark} {id_} got nothing: {note.get('reason', 'nothing was left')} ({facts})."
+            yield f"{mark} {id_} got nothing: {note.reason or 'nothing was left'} ({facts})."

@@ -4,6 +4,13 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
+from slipway_api.http.lease_pools import LeasePool
+from slipway_api.http.provisioner.accounts import AccountDetails
+from slipway_api.http.provisioner.decisions import Decision
+from slipway_api.http.provisioner.declaration import RollbackPreview
+from slipway_api.http.provisioner.launch_configs import LaunchConfig, LaunchConfigDetails
+from slipway_api.http.provisioner.pools import LaunchStop, Pool
+from slipway_api.http.provisioner.workers import ConsoleOutput
 from slipway_client.view import moments
 from slipway_client.view.phrases import (
     count,
@@ -32,29 +39,29 @@ from slipway_client.view.why.causes import (
     unproven_remedy,
     way_back,
 )
-from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, Facts, explained, printed
+from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, explained, printed
 from slipway_common.base.revisions import name_of
 
 FAILURES: Final = 3  # of a launch config
 
 
 def of_config(
-    config: Facts,
-    pool: Facts,
-    launch_stops: Sequence[Facts],
-    lease_pools: Sequence[Facts],
+    config: LaunchConfigDetails,
+    pool: Pool | None,
+    launch_stops: Sequence[LaunchStop],
+    lease_pools: Sequence[LeasePool],
     *,
-    siblings: Sequence[Facts] = (),
-    rollback: Facts | None = None,
-    accounts: Sequence[Facts] = (),
-    decisions: Sequence[Facts] = (),
+    siblings: Sequence[LaunchConfig] = (),
+    rollback: RollbackPreview | None = None,
+    accounts: Sequence[AccountDetails] = (),
+    decisions: Sequence[Decision] = (),
     now: datetime,
 ) -> Explanation:
     """Explain a revision of a launch config of the given pool. `siblings` are the other revisions of its name,
     `rollback` is the preview of a rollback of its pool, read where it is tripped, `accounts` its own account, if that
     has problems, `decisions` the newest one of its pool."""
     causes: list[Cause] = []
-    active = config["state"] == "active"
+    active = config.state == "active"
     if not active:
         causes.append(in_way(config, now))
     causes += (waits := list(missing_lease_pools(lease_pools, [config])))
@@ -63,49 +70,51 @@ def of_config(
         causes.append(_trip(config, rollback, now))
     causes += [
         Cause(
-            text=cause.text if cause.text.startswith("launching ") else f"pool {pool['id']} {cause.text}",
+            text=cause.text if cause.text.startswith("launching ") else f"pool {config.pool_id} {cause.text}",
             since=cause.since,
             remedy=cause.remedy,
         )
-        for cause in interventions(pool, [config], launch_stops, now)
+        for cause in (interventions(pool, [config], launch_stops, now) if pool else ())
     ]
     causes += _roll_out(config, siblings, rollback, now)
     used = lease_pools_used(lease_pools, [config])
     if active and not is_tripped(config):
-        if full := full_window(config) or full_shared_window(decisions, config["id"]):
+        if full := full_window(config) or full_shared_window(decisions, config.id):
             causes.append(Cause(text=full, remedy=f"{NOTHING}: the window grows with each success"))
         causes += queues([config], used, now)
-        if weak := (config.get("reason") or "").partition("healthy: ")[2]:
+        if weak := (config.reason or "").partition("healthy: ")[2]:
             causes.append(Cause(text=f"healthy, with less weight: {weak}", remedy=RECOVERS))
     if not causes:
         causes.append(Cause(text="healthy, nothing limits its launches"))
-    details = [f"{row['id']} is {_beside(row, now)}." for row in siblings]
+    details = [f"{row.id} is {_beside(row, now)}." for row in siblings]
     details += _failures(config, now)
     details += _errors(config)
-    details += [f"Lease pool {row['id']} of account {config['account_id']}: {queue(row)}." for row in used]
-    stops = bool(waits) or launches_nothing(pool, launch_stops, config["account_id"])
-    return explained("config", config["id"], causes, _effect(config, stops=stops, fails=bool(problems)), details)
+    details += [f"Lease pool {row.id} of account {config.account_id}: {queue(row)}." for row in used]
+    stops = bool(waits) or pool is None or launches_nothing(pool, launch_stops, config.account_id)
+    return explained("config", config.id, causes, _effect(config, stops=stops, fails=bool(problems)), details)
 
 
-def _trip(config: Facts, rollback: Facts | None, now: datetime) -> Cause:
-    kind, id_ = config.get("tripped_by") or "", config.get("tripped_by_id") or ""
+def _trip(config: LaunchConfig, rollback: RollbackPreview | None, now: datetime) -> Cause:
+    kind, id_ = config.tripped_by or "", config.tripped_by_id or ""
     shared = f", by {kind} {id_}" if id_ else ""
-    stage = f" at {config['tripped_stage']}" if config.get("tripped_stage") else ""
-    text = f"{config['health_state']}{stage}{shared}: {tripped(config, now).removeprefix(f'{kind} {id_}: ')}"
+    stage = f" at {config.tripped_stage}" if config.tripped_stage else ""
+    text = f"{config.health_state}{stage}{shared}: {tripped(config, now).removeprefix(f'{kind} {id_}: ')}"
     remedy = f"{NOTHING}: it recovers when the down signal ends" if kind == "signal" else RECOVERS
     if tripped_by_credential(config):
         remedy = credential_remedy(config)
     if bad_image(config):
-        remedy = way_back(config["pool_id"], {name_of(config["id"])}, rollback)
+        remedy = way_back(config.pool_id, {name_of(config.id)}, rollback)
     return Cause(text=text, since=tripped_since([config]), remedy=remedy)
 
 
-def _roll_out(config: Facts, siblings: Sequence[Facts], rollback: Facts | None, now: datetime) -> Iterator[Cause]:
+def _roll_out(
+    config: LaunchConfig, siblings: Sequence[LaunchConfig], rollback: RollbackPreview | None, now: datetime
+) -> Iterator[Cause]:
     """Part of an active revision in a roll-out."""
-    if config["state"] != "active":
+    if config.state != "active":
         return
-    current = [row["id"] for row in siblings if row.get("current", True)]
-    fallbacks = [row["id"] for row in siblings if is_fallback(row)]
+    current = [row.id for row in siblings if row.current]
+    fallbacks = [row.id for row in siblings if is_fallback(row)]
     if is_fallback(config) and current:
         until = f"; it drains when {current[0]} is proven"
         yield Cause(text=f"replaced by {current[0]}; {progress(config, now)}", remedy=f"{NOTHING}{until}")
@@ -114,86 +123,81 @@ def _roll_out(config: Facts, siblings: Sequence[Facts], rollback: Facts | None, 
         yield Cause(text=f"new, {part}; its fallback is {fallbacks[0]}", remedy=remedy)
 
 
-def _beside(config: Facts, now: datetime) -> str:
+def _beside(config: LaunchConfig, now: datetime) -> str:
     """State of another revision of the same name."""
-    state = "fallback" if is_fallback(config) else f"the current revision, {config['state']}"
-    state = state if config["state"] == "active" else config["state"]
+    state = "fallback" if is_fallback(config) else f"the current revision, {config.state}"
+    state = state if config.state == "active" else config.state
     part = progress(config, now).removeprefix("fallback: ")
     return f"{state}: {part}" if part else state
 
 
-def _effect(config: Facts, *, stops: bool, fails: bool) -> str:
-    weight = "" if config.get("weight") is None else f"weight {config['weight']:.3g}, "
+def _effect(config: LaunchConfig, *, stops: bool, fails: bool) -> str:
+    weight = "" if config.weight is None else f"weight {config.weight:.3g}, "
     launches = "launches by its weight"
-    if config["state"] != "active" or stops:
+    if config.state != "active" or stops:
         launches = "launches nothing"
     elif is_tripped(config):
         launches = "launches nothing but probes"
-    elif is_fallback(config) and config.get("replaced_by") != "rolling":
+    elif is_fallback(config) and config.replaced_by != "rolling":
         launches = "launches what the new revision does not"
     elif fails:
         launches = "launches by its weight fail, or will soon"
-    return f"{launches} ({weight}{config.get('starting', 0)} starting, {config.get('running', 0)} running)"
+    return f"{launches} ({weight}{config.starting} starting, {config.running} running)"
 
 
-def _failures(config: Facts, now: datetime) -> Iterator[str]:
-    recent = config.get("recent_failures") or []
+def _failures(config: LaunchConfigDetails, now: datetime) -> Iterator[str]:
+    recent = config.recent_failures
     if recent:
         yield f"{'Newest failure' if len(recent) == 1 else 'Newest failures'}:"
     for failure in recent[:FAILURES]:
-        at = moments.clock(moments.at(failure["at"]), now)
-        yield f"  {at}  {failure['reason'] or 'no reason given'} (worker {failure['worker_id']})."
+        at = moments.clock(failure.at, now)
+        yield f"  {at}  {failure.reason or 'no reason given'} (worker {failure.worker_id})."
 
 
-def _errors(config: Facts) -> Iterator[str]:
+def _errors(config: LaunchConfigDetails) -> Iterator[str]:
     """Errors of its workers in a day, the most frequent codes first."""
-    if errors := config.get("recent_errors"):
+    if config.recent_errors:
         yield "Errors of its workers in the last day:"
-    for error in errors or ():
-        sample = f": {error['sample']}" if error.get("sample") else ""
-        yield f"  {count(error['number'], 'error')} {error['code']}{sample}."
+    for error in config.recent_errors:
+        sample = f": {error.sample}" if error.sample else ""
+        yield f"  {count(error.number, 'error')} {error.code}{sample}."
 
 
 def of_image(
     revision: str,
-    configs: Sequence[Facts],
-    rollback: Facts | None = None,
+    configs: Sequence[LaunchConfig],
+    rollback: RollbackPreview | None = None,
     *,
-    newest: Sequence[Sequence[Facts]] = (),
-    consoles: Sequence[Facts] = (),
+    newest: Sequence[Sequence[Decision]] = (),
+    consoles: Sequence[ConsoleOutput] = (),
     now: datetime,
 ) -> Explanation:
     """Explain an image revision, or the image that a provider gives an id. `configs` are the launch configs that use
     it, `rollback` is the preview of a rollback of the pool to repair first, `newest` the newest decisions of pools that
     use it, `consoles` what a machine of it has printed that never registered."""
-    windows = {
-        (row["id"], row["stage"]): row
-        for config in configs
-        for row in config.get("shared") or ()
-        if row["kind"] == "image"
-    }
+    windows = {(row.id, row.stage): row for config in configs for row in config.shared if row.kind == "image"}
     keys = {("image", id_) for id_, _ in windows} | {("image", revision)}
     several = len({id_ for id_, _ in windows}) > 1  # providers with an image of this name
-    bad = [row for row in windows.values() if row["state"] != "healthy"]
-    by_it = [config for config in configs if (config.get("tripped_by"), config.get("tripped_by_id")) in keys]
-    active = [config for config in configs if config["state"] == "active"]
-    pools = sorted({config["pool_id"] for config in configs})
+    bad = [row for row in windows.values() if row.state != "healthy"]
+    by_it = [config for config in configs if (config.tripped_by, config.tripped_by_id) in keys]
+    active = [config for config in configs if config.state == "active"]
+    pools = sorted({config.pool_id for config in configs})
     causes = [
         Cause(
-            text=f"{row['id'] + ' ' if several else ''}tripped at {row['stage']}: {trip_cause(row.get('reason'))}",
+            text=f"{row.id + ' ' if several else ''}tripped at {row.stage}: {trip_cause(row.reason)}",
             since=tripped_since(by_it),
             remedy=_repair(configs, rollback),
         )
         for row in bad
     ]
-    full = [full_shared_window(decisions, config["id"]) for config in active for decisions in newest]
+    full = [full_shared_window(decisions, config.id) for config in active for decisions in newest]
     causes += [
         Cause(text=f"the {text}", remedy=f"{NOTHING}: the window grows with each success")
         for text in sorted({text for text in full if " of image " in text})
     ]
     if not causes:
         causes.append(Cause(text="healthy, no stage of it is tripped"))
-    ids = [config["id"] for config in configs]
+    ids = [config.id for config in configs]
     launches = "launches of it are probes only" if bad else "launches of it follow the weights"
     launches = launches if active else "nothing is launched from it"
     noun = "pool" if len(pools) == 1 else "pools"
@@ -201,21 +205,21 @@ def of_image(
     if len(ids) == 1:
         effect = effect.replace(" use it: ", " uses it: ")
     details = [
-        f"Window of {row['stage']}: {row['window']}, {count(row.get('unconfirmed', 0), 'unconfirmed start')}."
+        f"Window of {row.stage}: {row.window}, {count(row.unconfirmed, 'unconfirmed start')}."
         for row in windows.values()
-        if row.get("window") is not None
+        if row.window is not None
     ]
-    details += [f"{config['id']} is {_beside(config, now)}." for config in configs if config["state"] != "active"]
+    details += [f"{config.id} is {_beside(config, now)}." for config in configs if config.state != "active"]
     return explained("image", revision, causes, effect, [*details, *printed(consoles)])
 
 
-def repaired_pool(configs: Sequence[Facts]) -> str:
+def repaired_pool(configs: Sequence[LaunchConfig]) -> str:
     """Pool in which a bad image is replaced first: one that launches it, if any does."""
-    return min((config["state"] != "active" or is_fallback(config), str(config["pool_id"])) for config in configs)[1]
+    return min((config.state != "active" or is_fallback(config), str(config.pool_id)) for config in configs)[1]
 
 
-def _repair(configs: Sequence[Facts], rollback: Facts | None) -> str:
+def _repair(configs: Sequence[LaunchConfig], rollback: RollbackPreview | None) -> str:
     """Remedy for a bad image in the first pool that launches it."""
     pool_id = repaired_pool(configs)
-    names = {name_of(config["id"]) for config in configs if config["pool_id"] == pool_id and not is_fallback(config)}
+    names = {name_of(config.id) for config in configs if config.pool_id == pool_id and not is_fallback(config)}
     return f"{way_back(pool_id, names, rollback)}; Slipway goes on to probe this one"

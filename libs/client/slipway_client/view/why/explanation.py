@@ -1,14 +1,14 @@
 """Explanations and their causes, as values and as sentences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from slipway_api.http.provisioner.workers import ConsoleOutput
 from slipway_client.view.phrases import since
 
-Facts = Mapping[str, Any]
 NAMED: Final = 5  # launch configs in one sentence
 NAMES: Final = {
     "pool": "Pool",
@@ -23,15 +23,15 @@ PROBES: Final = "Slipway probes by itself and launches again after the first suc
 RECOVERS: Final = f"{NOTHING}: {PROBES}"
 
 
-def printed(consoles: Sequence[Facts]) -> list[str]:
+def printed(consoles: Sequence[ConsoleOutput]) -> list[str]:
     """Console output of a machine that never registered; why there is none; nothing if none was asked for."""
     lines = []
     for console in consoles:
-        machine = f"instance {console['instance_id']} of {console['account_id']}"
-        if console["lines"]:
-            lines += [f"Console of {machine}, which {console['reason']}:", *(f"  {line}" for line in console["lines"])]
-        elif console["settled_at"]:
-            lines.append(f"Console of {machine}: {console['problem']}.")
+        machine = f"instance {console.instance_id} of {console.account_id}"
+        if console.lines:
+            lines += [f"Console of {machine}, which {console.reason}:", *(f"  {line}" for line in console.lines)]
+        elif console.settled_at:
+            lines.append(f"Console of {machine}: {console.problem}.")
         else:
             lines.append(f"Console of {machine}: not posted by its provider yet; it is asked for again.")
     return lines

@@ -6,6 +6,13 @@ from datetime import datetime
 from fractions import Fraction
 from typing import Final
 
+from slipway_api.http.lease_pools import LeasePool
+from slipway_api.http.provisioner.accounts import AccountDetails
+from slipway_api.http.provisioner.decisions import Decision, DecisionDetails
+from slipway_api.http.provisioner.declaration import RollbackPreview
+from slipway_api.http.provisioner.demand import DemandSource
+from slipway_api.http.provisioner.launch_configs import LaunchConfig
+from slipway_api.http.provisioner.pools import LaunchStop, Pool
 from slipway_client.view import moments
 from slipway_client.view.phrases import (
     brief,
@@ -34,13 +41,15 @@ from slipway_client.view.why.causes import (
     queues,
     resume,
     shares,
+    starts_waiting,
     tripped_since,
     unproven_remedy,
 )
-from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, Facts, explained
+from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, explained
 from slipway_common.base.revisions import hash_of, name_of
 
 CANARY: Final = "canary"
+NO_DETAILS: Final = DecisionDetails(reason="")
 LIMITS: Final = "`slipway account limits` shows what is left; the declaration raises it"
 NO_ROOM: Final = "no-room"
 """Code of a decision in which leaving workers take the places of those that are wanted."""
@@ -49,17 +58,17 @@ PRICES: Final = "list the price in prices_file of the provisioner and restart it
 
 
 def of_pool(
-    pool: Facts,
-    decisions: Sequence[Facts],
-    configs: Sequence[Facts],
-    launch_stops: Sequence[Facts],
-    lease_pools: Sequence[Facts],
+    pool: Pool,
+    decisions: Sequence[Decision],
+    configs: Sequence[LaunchConfig],
+    launch_stops: Sequence[LaunchStop],
+    lease_pools: Sequence[LeasePool],
     *,
-    sources: Sequence[Facts],
+    sources: Sequence[DemandSource],
     calculator: str,
     broker: str = "",
-    rollback: Facts | None = None,
-    accounts: Sequence[Facts] = (),
+    rollback: RollbackPreview | None = None,
+    accounts: Sequence[AccountDetails] = (),
     now: datetime,
 ) -> Explanation:
     """Explain a pool. `decisions` are newest first; `sources` those of its demand; `calculator` and `broker` the errors
@@ -76,11 +85,11 @@ def of_pool(
     trips = [*bad_images(pool, configs, rollback), *_trips(configs, now)]
     trips[:0] = account_problems(configs, accounts)
     trips[:0] = missing_lease_pools(lease_pools, configs)
-    full = pool["serving"] >= pool["max_capacity"] > 0
+    full = pool.serving >= pool.max_capacity > 0
     stops = list(interventions(pool, configs, launch_stops, now))
     limiting = [*limits, *trips] if broker or (full and limits) else [*trips, *limits]
     # A canary launches one worker at a time. What stops that one comes first, since a promotion would not help.
-    causes = [*limiting, *stops] if pool.get("mode") == CANARY and len(stops) == 1 else [*stops, *limiting]
+    causes = [*limiting, *stops] if pool.mode == CANARY and len(stops) == 1 else [*stops, *limiting]
     if calculator:
         text = f"{calculator}: windows shrink to 4, and weights drift to the declared ones"
         causes.append(Cause(text=text, remedy="`slipway doctor` shows what is wrong"))
@@ -89,139 +98,137 @@ def of_pool(
         causes.append(Cause(text="healthy, nothing limits its launches"))
     causes += _roll_outs(configs, rollback, now)
     details = [*_last_decision(decisions, now), *_in_flight(configs, used)]
-    return explained("pool", pool["id"], causes, _effect(pool, configs, launch_stops), details)
+    return explained("pool", pool.id, causes, _effect(pool, configs, launch_stops), details)
 
 
-def _trips(configs: Sequence[Facts], now: datetime) -> Iterator[Cause]:
-    active = [config for config in configs if config["state"] == "active"]
+def _trips(configs: Sequence[LaunchConfig], now: datetime) -> Iterator[Cause]:
+    active = [config for config in configs if config.state == "active"]
     bad = [config for config in active if is_tripped(config)]
     if bad:
-        named = some([f"{config['id']} ({brief(tripped(config, now))})" for config in bad], NAMED)
+        named = some([f"{config.id} ({brief(tripped(config, now))})" for config in bad], NAMED)
         noun = "active revision" if any(map(is_fallback, active)) else "active launch config"
         text = f"{len(bad)} of {count(len(active), noun)} tripped: {named}"
         text = text if len(active) > 1 else f"its only active launch config is tripped: {named}"
-        shows = f"`slipway lc show {bad[0]['id']}` lists the failures"
+        shows = f"`slipway lc show {bad[0].id}` lists the failures"
         failing = [config for config in bad if tripped_by_credential(config)]
         remedy = credential_remedy(failing[0]) if failing else RECOVERS
         yield Cause(text=text, since=tripped_since(bad), remedy=f"{remedy}; {shows}")
-    paused = {name_of(config["id"]): config for config in configs if config["state"] == "paused"}
+    paused = {name_of(config.id): config for config in configs if config.state == "paused"}
     for name, config in paused.items():
         yield Cause(text=f"{name} is {config_state(config, now)}", remedy=resume(config))
 
 
-def _roll_outs(configs: Sequence[Facts], rollback: Facts | None, now: datetime) -> Iterator[Cause]:
+def _roll_outs(configs: Sequence[LaunchConfig], rollback: RollbackPreview | None, now: datetime) -> Iterator[Cause]:
     """Roll-outs that are not proven yet, and drains."""
-    fallbacks = {name_of(config["id"]): hash_of(config["id"]) for config in configs if is_fallback(config)}
-    new = [config for config in configs if unproven(config) and name_of(config["id"]) in fallbacks]
+    fallbacks = {name_of(config.id): hash_of(config.id) for config in configs if is_fallback(config)}
+    new = [config for config in configs if unproven(config) and name_of(config.id) in fallbacks]
     if new:
-        parts = [f"{row['id']} ({unproven(row)}, fallback {fallbacks[name_of(row['id'])]})" for row in new]
+        parts = [f"{row.id} ({unproven(row)}, fallback {fallbacks[name_of(row.id)]})" for row in new]
         text = f"{count(len(new), 'new revision')} not proven: {some(parts, NAMED)}"
         yield Cause(text=text, remedy=unproven_remedy(new, rollback))
-    draining = [config for config in configs if config["state"] == "draining"]
+    draining = [config for config in configs if config.state == "draining"]
     if draining:
-        named = some([f"{config['id']} ({drain(config, now)})" for config in draining], NAMED)
+        named = some([f"{config.id} ({drain(config, now)})" for config in draining], NAMED)
         overdue = [config for config in draining if is_overdue(config, now)]
         remedy = drain_remedy(overdue[0]) if overdue else NOTHING
         yield Cause(text=f"{count(len(draining), 'revision')} draining: {named}", remedy=remedy)
 
 
 def _limits(
-    pool: Facts, decisions: Sequence[Facts], configs: Sequence[Facts], used: Sequence[Facts], now: datetime
+    pool: Pool, decisions: Sequence[Decision], configs: Sequence[LaunchConfig], used: Sequence[LeasePool], now: datetime
 ) -> Iterator[Cause]:
     """Maximum, windows and lease pools that stand in the way of more workers."""
-    details = decisions[0]["details"] if decisions else {}
-    for limit in details.get("limits", ()):
-        yield Cause(text=limit["text"], remedy=PRICES if limit["kind"] == "price" else LIMITS)
-    wanted = -(-Fraction(str(pool["scaling_ratio"])) * (pool["pending"] + pool["claimed"]) // 1)
-    most = pool["max_capacity"]
-    raise_it = f"`slipway pool set {pool['id']} --max N` raises it; so does the declaration"
-    if wanted > most and pool["serving"] >= most:
+    details = decisions[0].details if decisions else NO_DETAILS
+    for limit in details.limits or ():
+        yield Cause(text=limit.text, remedy=PRICES if limit.kind == "price" else LIMITS)
+    wanted = -(-Fraction(str(pool.scaling_ratio)) * (pool.pending + pool.claimed) // 1)
+    most = pool.max_capacity
+    raise_it = f"`slipway pool set {pool.id} --max N` raises it; so does the declaration"
+    if wanted > most and pool.serving >= most:
         yield Cause(
             text=f"max_capacity {most} is reached: its tasks need {count(int(wanted), 'worker')}", remedy=raise_it
         )
-    elif details.get("code") == NO_ROOM:
-        leaving = f"max_capacity {most} is reached: {count(pool['leaving'], 'leaving worker')} count until terminated"
-        stuck = details.get("stuck", 0)
-        remedy = f"`slipway worker ls --pool {pool['id']} --state stopping` lists them; {REFUSED}" if stuck else NOTHING
+    elif details.code == NO_ROOM:
+        leaving = f"max_capacity {most} is reached: {count(pool.leaving, 'leaving worker')} count until terminated"
+        stuck = details.stuck or 0
+        remedy = f"`slipway worker ls --pool {pool.id} --state stopping` lists them; {REFUSED}" if stuck else NOTHING
         yield Cause(text=f"{leaving}, {stuck} of them stuck" if stuck else leaving, remedy=remedy)
-    drained = [row for row in used if row.get("drained_reason") is not None]
+    drained = [row for row in used if row.drained_reason is not None]
     yield from queues(configs, drained, now)  # the cause of full windows: nothing that fills them can start
     for config in configs:
-        full = full_window(config) or full_shared_window(decisions, config["id"])
-        if config["state"] == "active" and not is_tripped(config) and full:
-            yield Cause(text=f"{config['id']}: {full}", remedy=f"{NOTHING}: a window grows with each success")
+        full = full_window(config) or full_shared_window(decisions, config.id)
+        if config.state == "active" and not is_tripped(config) and full:
+            yield Cause(text=f"{config.id}: {full}", remedy=f"{NOTHING}: a window grows with each success")
     yield from queues(configs, [row for row in used if row not in drained], now)
 
 
-def _unanswered(decisions: Sequence[Facts], configs: Sequence[Facts]) -> Iterator[Cause]:
+def _unanswered(decisions: Sequence[Decision], configs: Sequence[LaunchConfig]) -> Iterator[Cause]:
     """Accounts in which the last decision launched nothing, since they do not answer or refuse terminations."""
-    notes = decisions[0]["details"].get("configs", {}) if decisions else {}
-    for id_ in sorted({config["account_id"] for config in configs}):
+    notes = (decisions[0].details.configs or {}) if decisions else {}
+    for id_ in sorted({config.account_id for config in configs}):
         for text, remedy in (
             (f"account {id_} does not answer", f"`slipway account check {id_}` says why"),
             (f"account {id_} refuses to terminate its instances", REFUSED),
         ):
-            if any(note.get("reason") == text for note in notes.values()):
+            if any(note.reason == text for note in notes.values()):
                 yield Cause(text=text, remedy=remedy)
 
 
-def _demand(pool: Facts, sources: Sequence[Facts], now: datetime) -> Iterator[Cause]:
+def _demand(pool: Pool, sources: Sequence[DemandSource], now: datetime) -> Iterator[Cause]:
     if not sources:
-        remedy = f"report it on the demand topic, or with `slipway demand set {pool['id']} --pending N --claimed N`"
+        remedy = f"report it on the demand topic, or with `slipway demand set {pool.id} --pending N --claimed N`"
         yield Cause(text="no source has reported demand", remedy=remedy)
     for source in sources:
-        if source["state"] == "stale":
-            name, dropped = source["source"], moments.clock(moments.at(source["protected_until"]), now)
-            tasks = f"{source['pending']} pending and {count(source['claimed'], 'claimed task')}"
+        if source.state == "stale":
+            name, dropped = source.source, moments.clock(source.protected_until, now)
+            tasks = f"{source.pending} pending and {count(source.claimed, 'claimed task')}"
             text = f"source {name} is stale: its {tasks} launch no workers, and protect idle ones until {dropped}"
-            remove = shlex.join(["slipway", "demand", "rm", pool["id"], name])
+            remove = shlex.join(["slipway", "demand", "rm", pool.id, name])
             remedy = f"restart its monitor; if it is gone or was renamed, `{remove}`"
-            yield Cause(text=text, since=moments.at(source["valid_until"]), remedy=remedy)
+            yield Cause(text=text, since=source.valid_until, remedy=remedy)
 
 
-def _effect(pool: Facts, configs: Sequence[Facts], launch_stops: Sequence[Facts]) -> str:
-    tasks = f"{count(pool['pending'], 'task')} pending"
-    lasting = pool.get("backlog_seconds")
+def _effect(pool: Pool, configs: Sequence[LaunchConfig], launch_stops: Sequence[LaunchStop]) -> str:
+    tasks = f"{count(pool.pending, 'task')} pending"
+    lasting = pool.backlog_seconds
     tasks += f" (without a break for {moments.about(lasting)})" if lasting else ""
     workers = (
-        f"{pool['serving']} serving"
-        if pool.get("wanted") is None
-        else f"{pool['serving']} of {pool['wanted']} wanted workers serving"
+        f"{pool.serving} serving" if pool.wanted is None else f"{pool.serving} of {pool.wanted} wanted workers serving"
     )
-    parts = [f"{pool['running']} registered"]
-    parts += [f"{pool['leaving']} leaving"] if pool["leaving"] else []
-    words = f"{tasks}, {pool['claimed']} claimed; {workers} ({', '.join(parts)})"
+    parts = [f"{pool.running} registered"]
+    parts += [f"{pool.leaving} leaving"] if pool.leaving else []
+    words = f"{tasks}, {pool.claimed} claimed; {workers} ({', '.join(parts)})"
     if launches_nothing(pool, launch_stops):
         return f"{words}; nothing is launched"
-    all_active = [config for config in configs if config["state"] == "active"]
-    active = [config for config in all_active if not launches_nothing(pool, launch_stops, config["account_id"])]
+    all_active = [config for config in configs if config.state == "active"]
+    active = [config for config in all_active if not launches_nothing(pool, launch_stops, config.account_id)]
     if all_active and not active:
         return f"{words}; nothing is launched"
     bad = [config for config in active if is_tripped(config)]
     if bad and len(bad) == len(active):
         return f"{words}; only probes are launched"
     if bad or len(active) < len(all_active):
-        healthy = [config["id"] for config in active if not is_tripped(config)]
+        healthy = [config.id for config in active if not is_tripped(config)]
         return f"{words}; launches go to {some(healthy, NAMED) if len(healthy) > NAMED else either(healthy)}"
     return words
 
 
-def _last_decision(decisions: Sequence[Facts], now: datetime) -> Iterator[str]:
+def _last_decision(decisions: Sequence[Decision], now: datetime) -> Iterator[str]:
     if not decisions:
         yield "No decision has been made yet."
         return
     decision = decisions[0]
-    details = decision["details"]
-    times = f" ({decision['times']} times)" if decision.get("times", 1) > 1 else ""
-    at = moments.clock(moments.at(decision["last_at"]), now)
-    yield f"Last decision at {at}{times}: {decision['reason']}."
-    if details.get("needed"):
+    details = decision.details
+    times = f" ({decision.times} times)" if decision.times > 1 else ""
+    at = moments.clock(decision.last_at, now)
+    yield f"Last decision at {at}{times}: {decision.reason}."
+    if details.needed:
         yield from shares(details)
 
 
-def _in_flight(configs: Sequence[Facts], used: Sequence[Facts]) -> Iterator[str]:
-    waiting = sum((config.get("stages") or {}).get("launch", {}).get("in_flight", 0) for config in configs)
+def _in_flight(configs: Sequence[LaunchConfig], used: Sequence[LeasePool]) -> Iterator[str]:
+    waiting = starts_waiting(configs)
     if waiting:
         verb = "waits" if waiting == 1 else "wait"
         yield f"{count(waiting, 'worker')} {verb} for admission or for the provider's answer."
-        yield from (f"  Lease pool {row['id']}: {queue(row)}." for row in used if not row["waiting"])
+        yield from (f"  Lease pool {row.id}: {queue(row)}." for row in used if not row.waiting)
