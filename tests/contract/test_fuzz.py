@@ -132,7 +132,7 @@ async def test_events_in_structured_mode(postgres: EmbeddedPostgres, tmp_path: P
         )
         events = [
             case
-            for case in made.take(600)
+            for case in made.take(1_500)
             if ("content-type", EVENTS.encode()) in case.headers and case.path.startswith("/signals")
         ]
         answers = [await send(world.app, case) for case in events]

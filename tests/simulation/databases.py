@@ -8,7 +8,9 @@ import asyncpg.transaction
 import msgspec
 
 from slipway_common.base import ids
+from slipway_common.base.buckets import Limit
 from slipway_common.database import migrate, postgres
+from slipway_common.web.limits import LIMITS, CallerLimits
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.main import build
 from slipway_provisioner.settings import Settings
@@ -22,6 +24,7 @@ CLOCK: Final = """
 CREATE SEQUENCE public.simulated_clock MINVALUE 0;
 SELECT setval('public.simulated_clock', 0);
 GRANT ALL ON SEQUENCE public.simulated_clock TO PUBLIC"""
+PER_SECOND: Final = 1_000_000
 DEPLOYMENT: Final = "slipway-simulated"
 TEMPLATE: Final = "simulation_template"
 _templates: set[str] = set()  # servers with that database
@@ -48,6 +51,8 @@ class Api:
         service = build(self.settings)
         self.runtime = service.runtime
         self.app = service.app()
+        # The limits go by the real clock, in which a history has thousands of requests a second.
+        self.app.state.limits = CallerLimits(PER_SECOND, others=dict.fromkeys(LIMITS, Limit(PER_SECOND, PER_SECOND)))
 
 
 async def migrated(server: EmbeddedPostgres) -> str:
