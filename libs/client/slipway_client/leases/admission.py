@@ -167,7 +167,7 @@ def span(admission: Admission, cause: Cause, since: float) -> tuple[float, float
             return begin, begin + spread_seconds
     half_seconds = admission.max_wait_seconds / 2
     begin = max(admission.begun_at + half_seconds, since)
-    narrowest_seconds = max(half_seconds / 2, FIRST_ANSWER_SECONDS / 2)
+    narrowest_seconds = max(half_seconds / 2, FIRST_ANSWER_SECONDS / 4)
     return begin, (admission.end if admission.end - begin > narrowest_seconds else begin + spread_seconds)
 
 
