@@ -99,14 +99,14 @@ OF_TERRAFORM: Final = "terraform"
 
 # In the order in which they are begun: the longest first, so that both lanes end together.
 CORE: Final = {
-    "e2e": by_pytest(130, *PATHS, many=True),
-    "integration": by_pytest(160, *WHOLE),
-    "contract": by_pytest(215, "tests/contract", without=(*OUTSIDE, *SOURCES), named=f"not {OF_TERRAFORM}"),
-    "client": by_pytest(120, *CLIENT),
-    "interleaving": by_pytest(75, "tests/interleaving", without=WORKSPACES),
-    "check": Layer((*MAKE, "check"), 40, fast=True),
+    "e2e": by_pytest(145, *PATHS, many=True),
+    "integration": by_pytest(195, *WHOLE),
+    "contract": by_pytest(275, "tests/contract", without=(*OUTSIDE, *SOURCES), named=f"not {OF_TERRAFORM}"),
+    "client": by_pytest(150, *CLIENT),
+    "interleaving": by_pytest(95, "tests/interleaving", without=WORKSPACES),
+    "check": Layer((*MAKE, "check"), 47, fast=True),
     "unit": by_pytest(75, "tests/unit", without=(*TOOLS, *CLIENT), fast=True),
-    "simulation": by_pytest(45, "tests/simulation"),
+    "simulation": by_pytest(72, "tests/simulation"),
 }
 """Layers of `make test`."""
 
