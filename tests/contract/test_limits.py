@@ -76,7 +76,7 @@ async def test_a_token_has_a_rate(provisioner: Provisioner, tmp_path: Path) -> N
 
 
 async def test_an_address_has_a_rate_for_strangers_alone(provisioner: Provisioner) -> None:
-    """Who has a valid credential is served from the same address: tokens, workers, and machines that register."""
+    """Callers with a valid credential are served from a limited address: tokens, workers, machines that register."""
     await provisioner.declare()
     first, machine = await provisioner.starting(2)
     answer = (await provisioner.register(first.instance_id or "", first.batch_id)).json()

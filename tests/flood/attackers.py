@@ -39,7 +39,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct):
-    """What was sent, and what came of it."""
+    """Counts of requests sent and of their outcomes."""
 
     sent: int = 0
     seconds: float = 0.0

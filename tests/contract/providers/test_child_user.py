@@ -1,4 +1,4 @@
-"""What a command or module reads of the service that has started it: as SLIPWAY_CHILD_USER, nothing."""
+"""A command or module that runs as SLIPWAY_CHILD_USER can read nothing of the service that started it."""
 
 import os
 import pwd
@@ -69,7 +69,7 @@ def place(tmp_path: Path, postgres: EmbeddedPostgres, monkeypatch: pytest.Monkey
 
 
 async def seen(provider: Processes, place: Account) -> dict[str, list[str]]:
-    """What the command has printed: first words of its lines, with the rest of each."""
+    """Printed lines of the command: the rest of each by its first word."""
     asked = request()
     await provider.create(place, asked)
     log = Path(place.settings["log_folder"]) / f"{asked.batch_id}-1.log"
@@ -89,8 +89,8 @@ async def test_a_command_reads_nothing_of_the_service(as_other: Processes, place
 
 
 async def test_a_command_of_the_services_user_reads_it_all(local: Processes, place: Account) -> None:
-    """What the guide says of SLIPWAY_COMMANDS_AS_SERVICE, of a service that runs as root. Of it, too, no descriptor or
-    variable is inherited."""
+    """With SLIPWAY_COMMANDS_AS_SERVICE it reads what the service can, as the guide says; no descriptor or variable is
+    inherited even then."""
     found = await seen(local, place)
     assert found.keys() >= EVERYTHING
     assert found["descriptors"] == ["0", "1", "2"]

@@ -101,7 +101,7 @@ WRONG = [
 
 @pytest.mark.parametrize("answer", WRONG)
 async def test_a_wrong_source_from_elsewhere_reports_nothing_and_ends_nothing(answer: Any) -> None:
-    """It counts both here; without those that run, none is never taken for zero."""
+    """The source counts both here: a missing number of running tasks is an error, never zero."""
 
     async def publish(_: DemandReported) -> None:
         raise AssertionError("nothing is reported")

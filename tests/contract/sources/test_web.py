@@ -1,4 +1,4 @@
-"""What sources over HTTP share: ETags, Retry-After, proxies, a private authority, and pages that are no answer."""
+"""Behaviour common to sources over HTTP: ETags, Retry-After, proxies, a private CA, and pages that are no answer."""
 
 import ssl
 from pathlib import Path

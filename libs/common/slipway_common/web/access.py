@@ -232,7 +232,7 @@ def check(app: FastAPI) -> None:
 
 
 def counted_of_workers(app: FastAPI) -> dict[str, Counted]:
-    """What requests of workers count as, by the last part of their paths."""
+    """Buckets that count requests of workers, by the last part of the path."""
     return {
         path.rpartition("/")[2]: access.counted for _, path, access in declared(app) if isinstance(access, OwnWorker)
     }

@@ -31,7 +31,7 @@ TOKEN_BURST_SECONDS: Final = 10
 
 
 class Counted(StrEnum):
-    """What a bucket counts, as the metric names it."""
+    """Kinds of callers that have buckets, by their label in the metric."""
 
     TOKEN = "token"  # noqa: S105 # no secret
     WORKER = "worker"
@@ -140,7 +140,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Problem)
     async def _(request: Request, problem: Problem) -> Response:
         refused = limits_of(request).refused(problem, request.client.host if request.client is not None else "")
-        # Who renews or releases a lease hears that it has ended, whoever else sends from the same address.
+        # A holder that renews or releases learns that its lease has ended, even if its address is limited.
         is_of_lease = f" {LEASE_TOKEN}" in request.headers.get("authorization", "")
         return answer(problem if is_of_lease else refused)
 

@@ -60,7 +60,8 @@ class Launched:
 def launching(
     command: Sequence[str], environment: Mapping[str, str], *, user: ChildUser | None = None, parent: int = 0
 ) -> Iterator[Launched]:
-    """What starts a command as `user` [default: ours], which ends with the process `parent`, if there is one."""
+    """A program that runs the command as `user` [default: that of this process] and ends with the process `parent`, if
+    given."""
     read_end, write_end = os.pipe()
     program = [sys.executable, "-I", "-S", launch.__file__]
     own = [str(write_end), str(parent), environment.get("LC_CTYPE", ""), str(user) if user is not None else ""]

@@ -14,7 +14,8 @@ CAPABILITIES: Final = {
     "SETUID": 7,
     "SYS_PTRACE": 19,
 }
-"""What a service needs to start, find, signal and clean up after processes of another user: numbers of Linux."""
+"""Linux capabilities, by number, that a service needs to start, find, signal and clean up after processes of another
+user."""
 
 
 class UnusableUser(ValueError):
