@@ -168,6 +168,7 @@ LEASES: Final[tuple[Field[Lease], ...]] = (
     ("id", lambda row: row.lease_id),
     ("pool", lambda row: row.lease_pool_id),
     "tenant",
+    "holder",
     "operation",
     "state",
     "units",
@@ -204,7 +205,7 @@ def list_leases(
         for row in rows:
             print(row.value.lease_id)
     else:
-        drop = ("granted", "operation", "token", "hold until", "tenant", "units")
+        drop = ("holder", "granted", "operation", "token", "hold until", "tenant", "units")
         show(rows, LEASES, Output(output.value), nothing="no leases", drop=drop)
 
 
