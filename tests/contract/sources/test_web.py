@@ -45,6 +45,26 @@ async def test_an_answer_is_asked_for_again_by_its_etag(page: Page) -> None:
     await opened.close()
 
 
+async def test_an_etag_that_cannot_be_sent(page: Page) -> None:
+    """The page is asked for anew, for ever and not never again."""
+    page.etag = '"\xe9"'
+    opened = source(f"{page.url}/queue")
+    for _ in range(2):
+        assert await counted(opened) == [COUNTED]
+    assert [status for *_, status in page.requests] == [200, 200]
+    await opened.close()
+
+
+async def test_a_redirect(page: Page) -> None:
+    """It is not followed, since the token would go there too, and where it leads is not shown."""
+    page.status, page.headers = 302, {"Location": "http://127.0.0.1:1/hunter2"}
+    opened = source(f"{page.url}/queue")
+    with pytest.raises(Unreadable, match="answered 302, a redirect, which is not followed") as refused:
+        await counted(opened)
+    assert "hunter2" not in str(refused.value)
+    await opened.close()
+
+
 async def test_answers_of_one_path_are_told_apart(page: Page) -> None:
     """Queries of a Prometheus behind a cache that gives ETags: what runs is not what waits."""
     vector = "/api/v1/query?query={}"
@@ -92,7 +112,10 @@ async def test_a_private_authority(page: Page, tmp_path: Path) -> None:
     assert await counted(trusting) == [COUNTED]
     with pytest.raises(Unreadable, match="certificate verify failed"):
         await counted(other)
-    for each in (trusting, other):
+    without = source(url, ca_file=str(tmp_path / "none.pem"))
+    with pytest.raises(Unreadable, match=r"none\.pem: No such file"):
+        await counted(without)
+    for each in (trusting, other, without):
         await each.close()
 
 

@@ -12,6 +12,16 @@ from typing import Any, Final
 SECRET: Final = "hunter2-of-the-queue"
 
 
+def installed(folder: Path, name: str, kind: str, text: str) -> Path:
+    """A folder of packages with a distribution of the name, whose module has the text and in it `Source` of a kind."""
+    information = folder / f"{name}-1.dist-info"
+    information.mkdir(parents=True)
+    (folder / f"{name}.py").write_text(text)
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (information / "entry_points.txt").write_text(f"[slipway.sources]\n{kind} = {name}:Source\n")
+    return folder
+
+
 class NotAvailable(Exception):
     """The server of a kind is not on this machine."""
 
@@ -68,6 +78,7 @@ class Page:
     def __init__(self) -> None:
         self.bodies: dict[str, Any] = {}
         self.status = 200
+        self.etag = ""
         self.headers: dict[str, str] = {}
         self.requests: list[tuple[str, Mapping[str, str], int]] = []
         self.hanging = threading.Event()
@@ -87,7 +98,7 @@ class Page:
                 body = page.bodies.get(path)
                 status = 404 if path not in page.bodies else page.status
                 raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-                etag = f'"{hash(raw)}"'
+                etag = page.etag or f'"{hash(raw)}"'
                 if status == 200 and self.headers.get("If-None-Match") == etag:
                     status, raw = 304, b""
                 page.requests.append((self.path, dict(self.headers), status))

@@ -61,11 +61,12 @@ def test_pools_of_labels(counted: dict[str, int], pools: dict[str, str]) -> None
 
 
 def test_answers_by_label() -> None:
-    assert labelled({"a": 1}, None, by_label=True, is_both=False) == [Counts(1, None, "a")]
-    assert labelled({"a": 1}, {"a": 2}, by_label=True, is_both=True) == [Counts(1, 2, "a")]
+    """What the queue says of labels of no pool does not matter."""
+    assert labelled({"a": 1, "b": None, "c": 3}, None, labels={"a", "z"}, is_both=False) == [Counts(1, None, "a")]
+    assert labelled({"a": 1, "b": 2}, {"a": 2}, labels={"a"}, is_both=True) == [Counts(1, 2, "a")]
     for tasks_, running in ((3, None), ({"a": 1}, {}), ({"a": None}, {"a": 1}), ({"a": 1}, 3)):
         with pytest.raises(Unreadable):
-            labelled(tasks_, running, by_label=True, is_both=True)
+            labelled(tasks_, running, labels={"a"}, is_both=True)
 
 
 @given(st.floats(0, 1e6), st.floats(0, 100), st.floats(0.1, 100), st.floats(0, 0.999), st.floats(0, 1e5))
@@ -94,6 +95,7 @@ def test_what_is_no_quantity(text: Any) -> None:
 
 def test_retry_after() -> None:
     assert retry_after("30") == 30
-    assert retry_after("") == retry_after("soon") == retry_after("-3") == 0
+    assert retry_after("") == retry_after("soon") == retry_after("-3") == retry_after("nan") == 0
+    assert retry_after(f"Fri, 31 Dec {10**20} 23:59:59 GMT") == 0
     assert retry_after("Fri, 31 Dec 2100 23:59:59 GMT") > 1e9
     assert retry_after("Fri, 31 Dec 1999 23:59:59 GMT") == 0

@@ -3,7 +3,7 @@
 A count that is missing or no whole number is never taken for zero: nothing is reported of it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Self
@@ -69,9 +69,10 @@ def whole(value: Any, name: str) -> int:
     return int(value)
 
 
-def labelled(tasks: Any, running: Any, *, by_label: bool, is_both: bool) -> list[Counts]:
-    """Counts of the answers of a queue: two numbers, or two mappings from labels to numbers. Raises Unreadable."""
-    if not by_label:
+def labelled(tasks: Any, running: Any, *, labels: Collection[str] | None, is_both: bool) -> list[Counts]:
+    """Counts of the answers of a queue: two numbers, or two mappings from labels to numbers, of which those of other
+    labels do not matter. Raises Unreadable."""
+    if labels is None:
         return [Counts(whole(tasks, "the count"), whole(running, "the running count") if is_both else None)]
     for answer, name in ((tasks, "the counts"), (running if is_both else {}, "the running counts")):
         if not isinstance(answer, Mapping):
@@ -80,9 +81,10 @@ def labelled(tasks: Any, running: Any, *, by_label: bool, is_both: bool) -> list
         Counts(
             whole(number, f"the count of {label!r}"),
             whole(running.get(label), f"the running count of {label!r}") if is_both else None,
-            str(label),
+            label,
         )
         for label, number in tasks.items()
+        if label in labels
     ]
 
 

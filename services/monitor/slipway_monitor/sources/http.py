@@ -42,7 +42,7 @@ def counted(settings: JsonSettings, body: Any) -> list[Counts]:
         running = jmespath.search(settings.running, body) if settings.running else None
     except jmespath.exceptions.JMESPathError as error:
         raise Unreadable(f"the expression fails on this answer: {str(error).splitlines()[0]}") from None
-    return labelled(tasks, running, by_label=settings.pools is not None, is_both=settings.is_both)
+    return labelled(tasks, running, labels=settings.pools, is_both=settings.is_both)
 
 
 class HttpSettings(WebSettings, JsonSettings):

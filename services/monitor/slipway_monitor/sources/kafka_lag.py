@@ -4,7 +4,7 @@ The lag of a group is counted from the beginning of a partition for which it has
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -13,8 +13,6 @@ from aiokafka.errors import KafkaError
 from slipway_common.messaging.clients import KafkaAccess, KafkaSecurity, client_options
 from slipway_monitor.domain.counts import Counting, Counts, Unreadable
 from slipway_monitor.sources.port import SourceSettings
-
-CLOSE_SECONDS: Final = 5.0
 
 
 class KafkaLagSettings(SourceSettings):

@@ -43,18 +43,18 @@ class PrometheusSource:
         settings = self._settings
         tasks = await self._query(settings.tasks)
         running = await self._query(settings.running) if settings.running else None
-        return labelled(tasks, running, by_label=settings.label is not None, is_both=settings.is_both)
+        return labelled(tasks, running, labels=settings.pools, is_both=settings.is_both)
 
     async def _query(self, query: str) -> Any:
         """The value of a query, or the values by label. Raises Unreadable."""
         body = await self._web.get(PATH, {"query": query})
         try:
             if body["status"] != "success":
-                raise Unreadable(f"the query fails: {body.get('errorType', 'unknown error')}")
+                raise Unreadable("the query fails; try it in the web interface")
             kind, result = body["data"]["resultType"], body["data"]["result"]
             series = [({}, result)] if kind == "scalar" else [(each["metric"], each["value"]) for each in result]
-            values = [(labels, float(value)) for labels, (_, value) in series]
-        except (KeyError, TypeError, ValueError, AttributeError):
+            values = [(dict(labels), float(value)) for labels, (_, value) in series]
+        except (KeyError, TypeError, ValueError):
             raise Unreadable("the answer is not that of a Prometheus; a query must give an instant vector") from None
         if not values:
             raise Unreadable("the query has no series")

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 import redis.asyncio as redis
 from pydantic import model_validator
 
+from slipway_common.base.redaction import redacted
 from slipway_monitor.domain.counts import Counting, Counts, Unreadable, whole
 from slipway_monitor.sources.port import SourceSettings, secret
 
@@ -18,7 +19,8 @@ PRIORITIES: Final = ("", "\x06\x163", "\x06\x166", "\x06\x169")
 """Ends of the keys of a queue of Celery, one for each step of its priorities."""
 UNACKED: Final = "unacked"
 COUNTED_MAX: Final = 10_000
-COUNTED_AT_ONCE: Final = 500
+COUNTED_AT_ONCE: Final = 100
+"""Entries that are fetched at once, whose contents may be long."""
 
 
 class RedisSettings(SourceSettings):
@@ -64,15 +66,18 @@ class RedisSource:
                     settings.url,
                     password=secret(settings.password_file) or None,
                     decode_responses=True,
+                    encoding_errors="replace",  # contents of entries may be binary
                     socket_timeout=settings.timeout_seconds,
                     socket_connect_timeout=settings.timeout_seconds,
                 )
             if settings.stream is not None:
                 return [await self._stream(settings.stream)]
             return [await self._lists(label) for label in labels]
-        except (redis.RedisError, OSError, ValueError) as error:
+        except ValueError as error:  # which may quote the password
+            raise Unreadable(f"{type(error).__name__} in its url") from None
+        except (redis.RedisError, OSError) as error:
             await self.close()
-            raise Unreadable(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
+            raise Unreadable(f"{type(error).__name__}: {redacted(str(error))}") from None
 
     async def _lists(self, label: str) -> Counts:
         """Counts of a list or of a queue of Celery, in one transaction, so that a task is in one of its places."""

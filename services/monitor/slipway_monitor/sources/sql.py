@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 import asyncpg
 from pydantic import model_validator
 
+from slipway_common.base.redaction import redacted
 from slipway_monitor.domain.counts import Counts, Unreadable, labelled
 from slipway_monitor.sources.port import SourceSettings, secret
 
@@ -49,14 +50,17 @@ class SqlSource:
             async with self._connection.transaction(isolation="repeatable_read", readonly=True):
                 tasks = await self._query(settings.tasks)
                 running = await self._query(settings.running) if settings.running else None
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
+        except ValueError as error:  # which may quote the password
             self._drop()
-            reason = getattr(error, "sqlstate", None) or str(error) or type(error).__name__
+            raise Unreadable(f"{type(error).__name__} in its url") from None
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            self._drop()
+            reason = getattr(error, "sqlstate", None) or redacted(str(error))
             raise Unreadable(f"{type(error).__name__}: {reason}") from None
         except asyncio.CancelledError:
             self._drop()
             raise
-        return labelled(tasks, running, by_label=settings.pools is not None, is_both=settings.is_both)
+        return labelled(tasks, running, labels=settings.pools, is_both=settings.is_both)
 
     async def _connect(self) -> Any:
         settings = self._settings

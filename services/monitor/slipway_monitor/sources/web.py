@@ -4,11 +4,9 @@ Proxies are those of the environment (HTTPS_PROXY, NO_PROXY).
 """
 
 import asyncio
-import ssl
 from collections.abc import Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -17,12 +15,16 @@ import httpx2
 import msgspec
 
 from slipway_common.base.clock import utc_now
+from slipway_common.base.redaction import redacted
+from slipway_common.base.tls import UnusableFile, client_context
 from slipway_monitor.domain.counts import Unreadable
 from slipway_monitor.sources.port import SourceSettings, secret
 
 LIMITS: Final = httpx2.Limits(max_connections=200, max_keepalive_connections=50)
 NO_COOKIES: Final = DefaultCookiePolicy(allowed_domains=())
 ANSWER_BYTES_MAX: Final = 10_000_000
+QUOTING: Final = (httpx2.LocalProtocolError, httpx2.UnsupportedProtocol, httpx2.InvalidURL, ValueError)
+"""Errors that quote what would be sent."""
 
 
 class WebSettings(SourceSettings):
@@ -35,15 +37,10 @@ class WebSettings(SourceSettings):
     """Certificates of a private CA."""
 
 
-@lru_cache(maxsize=2)
-def _context(ca_file: Path | None) -> ssl.SSLContext:
-    # One context takes megabytes and milliseconds, so that sources share them.
-    return ssl.create_default_context(cafile=ca_file)
-
-
 class SharedClient:
-    """A client that sources of one CA share, in an event loop: each would take tens of kilobytes, and connect anew for
-    each read. It is closed with the last of them, and keeps no cookies, which one source could send for another."""
+    """A client that sources of one CA share, in an event loop: each would take tens of kilobytes, one with TLS
+    megabytes, and connect anew for each read. It is closed with the last of them, and keeps no cookies, which one
+    source could send for another."""
 
     _open: ClassVar[dict[tuple[asyncio.AbstractEventLoop, bool, Path | None], "SharedClient"]] = {}
 
@@ -51,12 +48,12 @@ class SharedClient:
         _, is_https, ca_file = key
         self._key = key
         self._users = 0
-        context = _context(ca_file) if is_https else False
+        context = client_context(ca_file=ca_file) if is_https else False
         self.http = httpx2.AsyncClient(verify=context, limits=LIMITS, cookies=CookieJar(NO_COOKIES))
 
     @classmethod
     def acquire(cls, *, is_https: bool, ca_file: Path | None) -> "SharedClient":
-        """The client for one more source."""
+        """The client for one more source. Raises UnusableFile."""
         key = asyncio.get_running_loop(), is_https, ca_file
         shared = cls._open.get(key) or cls._open.setdefault(key, cls(key))
         shared._users += 1
@@ -98,10 +95,16 @@ class Web:
             answer, content = await _answer(
                 self._client.http, url, params=params, headers=headers, auth=auth, timeout=settings.timeout_seconds
             )
-        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
-            raise Unreadable(f"not reached: {str(error) or type(error).__name__}") from None
+        except UnusableFile as error:
+            raise Unreadable(str(error)) from None
+        except QUOTING as error:
+            raise Unreadable(f"not sent: {type(error).__name__} in its url, token_file or user") from None
+        except (httpx2.HTTPError, OSError) as error:
+            raise Unreadable(f"not reached: {redacted(str(error)) or type(error).__name__}") from None
         if answer.status_code == 304 and etag:
             return known
+        if answer.has_redirect_location:
+            raise Unreadable(f"answered {answer.status_code}, a redirect, which is not followed: change its url")
         if not answer.is_success:
             raise Unreadable(f"answered {answer.status_code}", retry_after(answer.headers.get("Retry-After", "")))
         if len(content) > ANSWER_BYTES_MAX:
@@ -110,7 +113,7 @@ class Web:
             body = msgspec.json.decode(content)
         except msgspec.DecodeError:
             raise Unreadable("the answer is not JSON") from None
-        if new := answer.headers.get("ETag"):
+        if (new := answer.headers.get("ETag", "")) and new.isascii():  # others cannot be sent
             self._answers[asked] = new, body
         return body
 
@@ -139,6 +142,6 @@ def retry_after(text: str) -> float:
         pass
     try:
         at = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
     return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - utc_now()).total_seconds())
