@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Final
 
 from prometheus_client import start_http_server
 
@@ -19,12 +20,15 @@ from slipway_common.declaration.strict_yaml import Invalid
 from slipway_common.observability import telemetry
 from slipway_monitor.domain.counts import Unreadable, reports
 from slipway_monitor.leadership import Alone, Leadership
-from slipway_monitor.loops.report import Reporter, read_once
+from slipway_monitor.loops.report import Reporter, close, read_once
+from slipway_monitor.loops.watch import watched
 from slipway_monitor.publisher import Publisher
 from slipway_monitor.settings import Settings
 from slipway_monitor.source_file import Entry, read
 
 LOG = telemetry.logger(__name__)
+CHECKED_AT_ONCE: Final = 50
+"""Sources that are read at once by `check`; of kind `exec` each is a process."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,8 +67,9 @@ def check(entries: list[Entry]) -> int:
 def run(entries: list[Entry]) -> int:
     """Report the demand of all sources until SIGTERM
 
-    SLIPWAY_KAFKA names the brokers. With SLIPWAY_DATABASE_URL several replicas share the sources, each read by one of
-    them; without it run one. Metrics are on SLIPWAY_PORT (7305).
+    The file is read at the start: restart the monitor after a change. SLIPWAY_KAFKA names the brokers. With
+    SLIPWAY_DATABASE_URL several replicas share the sources, each read by one of them; without it run one. Metrics are
+    on SLIPWAY_PORT (7305).
 
     Example:
       SLIPWAY_KAFKA=127.0.0.1:9092 slipway-monitor run sources.yaml
@@ -89,27 +94,35 @@ def _entries(file: Path) -> list[Entry] | None:
 
 
 async def _check(entries: list[Entry]) -> bool:
-    return all(await asyncio.gather(*(_check_one(entry) for entry in entries)))
+    """Print what each source would report, and why, in their order; True if all can be read."""
+    places = asyncio.Semaphore(CHECKED_AT_ONCE)
+    checks = [asyncio.create_task(_check_one(entry, places)) for entry in entries]
+    found = []
+    for check_ in checks:
+        is_readable, lines = await check_
+        print(*lines, sep="\n", flush=True)
+        found.append(is_readable)
+    return all(found)
 
 
-async def _check_one(entry: Entry) -> bool:
-    """Print what a source would report, and why; True if it can be read."""
+async def _check_one(entry: Entry, places: asyncio.Semaphore) -> tuple[bool, list[str]]:
+    """True if a source can be read, and lines of what it would report, and why."""
     settings = entry.settings
     try:
-        source = entry.open()
-        try:
-            found = await read_once(source, settings.timeout_seconds)
-        finally:
-            await source.close()
+        async with places:
+            source = entry.open()
+            try:
+                found = await read_once(source, settings.timeout_seconds)
+            finally:
+                await close(source, settings.name)
         made, missing = reports(settings.reporting, found.counts, found.observed_at, None)
     except Unreadable as error:
-        print(f"{settings.name}: no report: {error}")
-        return False
-    for each in made:
-        print(f"{settings.name}: pool {each.pool_id}: {_described(each)}")
-    for label in missing:
-        print(f"{settings.name}: pool {(settings.pools or {})[label]}: no report: no count of {label}")
-    return not missing
+        return False, [f"{settings.name}: no report: {error}"]
+    lines = [f"{settings.name}: pool {each.pool_id}: {_described(each)}" for each in made]
+    lines += [
+        f"{settings.name}: pool {(settings.pools or {})[label]}: no report: no count of {label}" for label in missing
+    ]
+    return not missing, lines
 
 
 def _described(report: DemandReported) -> str:
@@ -140,11 +153,13 @@ async def _report(entries: list[Entry], settings: Settings) -> None:
     publisher, rng = Publisher(settings.kafka_access, settings.topic_prefix), Random()  # noqa: S311 (spreads reads)
     try:
         await publisher.start()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(leadership.run())
-            for entry in entries:
-                group.create_task(Reporter(entry, leadership, publisher.publish, rng).run(len(entries)))
-            LOG.info("started", sources=len(entries))
+        with watched():
+            async with asyncio.TaskGroup() as group:
+                group.create_task(leadership.run())
+                for entry in entries:
+                    reporter = Reporter(entry, leadership, publisher.publish, rng)
+                    group.create_task(reporter.run(len(entries)), name=entry.settings.name)
+                LOG.info("started", sources=len(entries))
     finally:
         await publisher.stop()
 

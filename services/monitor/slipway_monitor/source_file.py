@@ -1,7 +1,10 @@
 """The file of sources: strict YAML, checked as a whole, each problem with its line."""
 
+import traceback
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path as FilePath
 from typing import Any, Final
 
 import msgspec
@@ -13,6 +16,7 @@ from slipway_monitor.domain.counts import Unreadable
 from slipway_monitor.sources.port import Source, SourceSettings
 
 GROUP: Final = "slipway.sources"
+OURS: Final = "slipway-monitor"
 SOURCES: Final = "sources"
 
 
@@ -27,26 +31,43 @@ class Entry(msgspec.Struct, frozen=True):
         try:
             return self.kind(self.settings)
         except Exception as error:  # a source from elsewhere
-            raise Unreadable(
-                f"{type(error).__name__} in the constructor of its source, which is a mistake of it"
-            ) from error
+            raise mistake_of(error, "the constructor of its source") from error
 
 
-class NotInstalled(Exception):
-    """A kind of source, or the extra that it needs, is not installed. The text says what to install."""
+class UnknownKind(Exception):
+    """A kind of source, or the extra that it needs, is not installed, or cannot be used. The text says what to do."""
 
 
+def mistake_of(error: BaseException, culprit: str) -> Unreadable:
+    """Unreadable because of a mistake in a source, with its place but without its text, which may be a secret."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{FilePath(at.filename).name}:{at.lineno}"
+    return Unreadable(f"{type(error).__name__} in {culprit}, which is a mistake of it: {place}")
+
+
+@cache
 def kind_named(name: str) -> type[Source]:
-    """The class of a kind. Raises NotInstalled."""
-    points = {point.name: point for point in entry_points(group=GROUP)}
-    if name not in points:
-        raise NotInstalled(f"unknown kind {name!r}; installed: {', '.join(sorted(points))}")
+    """The class of a kind. Raises UnknownKind."""
+    points = entry_points(group=GROUP)
+    packages = [point.dist.name if point.dist else "" for point in points if point.name == name]
+    if not packages:
+        raise UnknownKind(f"unknown kind {name!r}; installed: {', '.join(sorted(points.names))}")
+    if len(packages) > 1:
+        raise UnknownKind(f"kind {name} is in several packages: {', '.join(sorted(packages))}; uninstall all but one")
     try:
         found: type[Source] = points[name].load()
     except ModuleNotFoundError as error:
-        advice = f"install slipway-monitor[{name}]"
-        raise NotInstalled(f"kind {name} needs the package {error.name}, which is not installed: {advice}") from None
+        package = f"{packages[0]}[{name}]" if packages[0] == OURS else error.name
+        raise UnknownKind(f"kind {name} needs {error.name}, which is not installed: install {package}") from None
+    except (Exception, SystemExit) as error:  # a source from elsewhere
+        raise UnknownKind(f"kind {name} cannot be used: {mistake_of(error, 'the module of its source')}") from None
+    if not (isinstance(found, type) and _is_settings(getattr(found, "Settings", None))):
+        raise UnknownKind(f"kind {name} cannot be used: {points[name].value} is no class with Settings of sources")
     return found
+
+
+def _is_settings(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, SourceSettings)
 
 
 def read(text: str) -> list[Entry]:
@@ -75,10 +96,12 @@ def _entries(value: Any, found: list[tuple[Path, str]]) -> Iterator[tuple[Path, 
         try:
             kind = kind_named(body["kind"])
             yield path, Entry(kind.Settings.model_validate(body), kind)
-        except NotInstalled as error:
+        except UnknownKind as error:
             found.append(((*path, "kind"), str(error)))
         except ValidationError as error:
             found += [_problem(path, each, kind.Settings) for each in error.errors(include_url=False)]
+        except Exception as error:  # a source from elsewhere
+            found.append((path, str(mistake_of(error, "the settings of its kind"))))
 
 
 def _problem(path: Path, error: Any, settings: type[SourceSettings]) -> tuple[Path, str]:

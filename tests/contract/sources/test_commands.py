@@ -1,19 +1,16 @@
-"""Commands of the source `exec` that do not end well, and sources from elsewhere that are wrong."""
+"""Commands of the source `exec` that do not end well."""
 
 import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 
-from slipway_api.events.pool import DemandReported
 from slipway_common.declaration.strict_yaml import write
 from slipway_monitor.domain.counts import Counts, Unreadable
-from slipway_monitor.leadership import Alone
-from slipway_monitor.loops.report import Reporter, read_once
+from slipway_monitor.loops.report import read_once
 from slipway_monitor.source_file import Entry, read
 from slipway_monitor.sources import exec as commands
 
@@ -69,44 +66,3 @@ async def test_a_program_that_does_not_exist(tmp_path: Path) -> None:
     source = entry("", command=[str(tmp_path / "none")]).open()
     with pytest.raises(Unreadable, match=r"cannot start .*none: No such file"):
         await read_once(source, 5.0)
-
-
-def giving(answer: Any) -> type:
-    """A class of sources from elsewhere whose reads give an answer, or raise it."""
-
-    class Elsewhere:
-        def __init__(self, _: Any) -> None:
-            if answer is KeyError:
-                raise KeyError("constructor")
-
-        async def read(self) -> Any:
-            if isinstance(answer, BaseException):
-                raise answer
-            return answer
-
-        async def close(self) -> None:
-            raise RuntimeError("a close that fails")
-
-    return Elsewhere
-
-
-ANYTHING: Any = Counts  # whose fields are not checked when it is made
-WRONG = [
-    *(None, 3, [3], ZeroDivisionError(), KeyError),
-    *([ANYTHING(tasks, 1)] for tasks in (None, "3", True, -1, 1.5, 10**400)),
-    *([Counts(1, running)] for running in (None, -1)),
-    [Counts(1, 1), Counts(2, 1)],
-]
-
-
-@pytest.mark.parametrize("answer", WRONG)
-async def test_a_wrong_source_from_elsewhere_reports_nothing_and_ends_nothing(answer: Any) -> None:
-    """The source counts both here: a missing number of running tasks is an error, never zero."""
-
-    async def publish(_: DemandReported) -> None:
-        raise AssertionError("nothing is reported")
-
-    settings = entry("", counts="both", tasks="a", running="b").settings
-    reporter = Reporter(Entry(settings, giving(answer)), Alone(), publish, Random(1))
-    assert await reporter.report() == 0.0
-    await reporter.close()

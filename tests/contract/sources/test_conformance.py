@@ -14,7 +14,7 @@ from slipway_monitor.loops.report import read_once
 from slipway_monitor.source_file import Entry, read
 from slipway_monitor.sources.port import Source
 from tests.contract.sources.servers import WORLDS, KafkaWorld
-from tests.contract.sources.worlds import SECRET, NotAvailable, World
+from tests.contract.sources.worlds import SECRET, NotAvailable, World, installed
 from tests.support.folders import temporary_folder
 
 OUTSIDE: Final = """
@@ -25,7 +25,7 @@ from slipway_monitor.sources.port import SourceSettings
 class Settings(SourceSettings):
     folder: Path
 
-class Folder:
+class Source:
     Settings = Settings
 
     def __init__(self, settings):
@@ -46,12 +46,7 @@ READ_SECONDS: Final = 20.0
 @pytest.fixture(scope="module", autouse=True)
 def outside(session_folder: Path) -> Iterator[None]:
     """An installed distribution with a source."""
-    site = session_folder / "site"
-    information = site / "folder_source-1.dist-info"
-    information.mkdir(parents=True)
-    (site / "folder_source.py").write_text(OUTSIDE)
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: folder-source\nVersion: 1\n")
-    (information / "entry_points.txt").write_text("[slipway.sources]\nfolder = folder_source:Folder\n")
+    site = installed(session_folder / "site", "folder_source", "folder", OUTSIDE)
     sys.path.insert(0, str(site))
     yield
     sys.path.remove(str(site))

@@ -15,7 +15,7 @@ from slipway_common.observability.telemetry import logger
 from slipway_monitor import metrics
 from slipway_monitor.domain import schedule
 from slipway_monitor.domain.counts import Counts, Unreadable, reports
-from slipway_monitor.source_file import Entry
+from slipway_monitor.source_file import Entry, mistake_of
 from slipway_monitor.sources.port import Source
 
 LOG = logger(__name__)
@@ -25,6 +25,7 @@ LOG_EVERY: Final = 30
 
 LOST_SECONDS: Final = 0.5
 """Pause after leadership was lost."""
+CLOSE_SECONDS: Final = 5.0
 
 Publish = Callable[[DemandReported], Awaitable[None]]
 
@@ -57,9 +58,21 @@ async def read_once(source: Source, timeout_seconds: float, behind_seconds: floa
         raise
     except TimeoutError:
         raise Unreadable(f"no answer within {timeout_seconds:g} s") from None
-    except Exception as error:  # a source from elsewhere
-        LOG.exception("a source failed")
-        raise Unreadable(f"{type(error).__name__} in its source, which is a mistake of it") from error
+    except asyncio.CancelledError as error:
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        raise mistake_of(error, "its source") from error  # of a call of its own: this task was not cancelled
+    except (Exception, SystemExit) as error:  # a source from elsewhere
+        raise mistake_of(error, "its source") from error
+
+
+async def close(source: Source, name: str) -> None:
+    """Close a source, in time and whatever fails in it."""
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await source.close()
+    except (Exception, SystemExit) as error:  # a source from elsewhere
+        LOG.warning("a source could not be closed", source=name, reason=str(mistake_of(error, "its closing")))
 
 
 class Reporter:
@@ -132,7 +145,4 @@ class Reporter:
         """Close the source, if it is open."""
         if self._source is not None:
             source, self._source = self._source, None
-            try:
-                await source.close()
-            except Exception as error:
-                LOG.warning("a source could not be closed", source=self._settings.name, error=repr(error))
+            await close(source, self._settings.name)

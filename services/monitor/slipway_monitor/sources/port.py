@@ -82,7 +82,7 @@ class SourceSettings(BaseModel):
 
 class Source(Protocol):
     """One queue. `read` raises Unreadable rather than guess: no report is not zero. It is never called again before it
-    has ended, and ends in time by being cancelled."""
+    has ended, and ends in time by being cancelled, so that it may not block: all sources share an event loop."""
 
     Settings: ClassVar[type[SourceSettings]]
 
