@@ -2,8 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import os
+import signal
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
+from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Final
 
@@ -124,6 +129,58 @@ async def test_one_replica_leads_a_source(postgres: EmbeddedPostgres) -> None:
 
 async def _value(value: Any) -> Any:
     return value
+
+
+@contextlib.asynccontextmanager
+async def replica(place: Place, folder: Path) -> AsyncIterator[tuple[Process, Callable[[str], Awaitable[bool]]]]:
+    """A process of a monitor that counts three tasks, and whether it has logged a text."""
+    folder.mkdir()
+    file, log = folder / "sources.yaml", folder / "log"
+    body = {"name": "q", "kind": "exec", "counts": "waiting", "claims": "hooks", "pool": "linux"}
+    file.write_text(write({"sources": [body | {"command": ["echo", "3"], "interval_seconds": 0.1}]}))
+    environment = {"SLIPWAY_KAFKA": place.kafka.bootstrap, "SLIPWAY_TOPIC_PREFIX": place.prefix}
+    environment |= {"SLIPWAY_DATABASE_URL": place.postgres.url(), "SLIPWAY_PORT": "0"}
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "slipway_monitor.main", "run", str(file)),
+            stdout=output,
+            stderr=output,
+            env=os.environ | environment,
+        )
+
+    async def has_logged(text: str) -> bool:
+        return text in log.read_text()
+
+    try:
+        yield process, has_logged
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def test_a_leader_that_is_stopped_and_continued(place: Place, tmp_path: Path) -> None:
+    """It is deposed within seconds. Continued, it reports nothing by its old epoch, waits, and can lead again."""
+    await place.create(POOL_DEMAND)
+
+    async def epochs() -> list[int]:
+        records = await read_all(place, POOL_DEMAND.name)
+        events: list[Any] = [decode_data(decode(r.headers, received_at=utc_now()).type, r.value) for r in records]
+        return [event.epoch for event in events]
+
+    async def leaders(number: int) -> bool:
+        return len(set(await epochs())) == number
+
+    async with replica(place, tmp_path / "first") as (first, has_logged):
+        await until(lambda: leaders(1), "the first reports")
+        async with replica(place, tmp_path / "second"):
+            first.send_signal(signal.SIGSTOP)
+            await until(lambda: leaders(2), "the second reports")
+            first.send_signal(signal.SIGCONT)
+            await until(lambda: has_logged("retrying"), "the first knows that it was deposed")
+        await until(lambda: leaders(3), "the first leads again")
+    found = await epochs()
+    assert found == sorted(found)
 
 
 @pytest.fixture

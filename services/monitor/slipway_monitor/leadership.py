@@ -12,6 +12,7 @@ from typing import Any, Final
 import asyncpg
 
 from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.settings import current_value
 from slipway_common.database import outage
 from slipway_common.observability.telemetry import logger
 
@@ -80,8 +81,8 @@ class Leadership:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _bid(self) -> None:
-        session: Any = await asyncpg.connect(
-            self._url,
+        session: Any = await outage.opened(
+            current_value("database_url", self._url),  # whose password may have been replaced
             timeout=STALLED_SECONDS,
             command_timeout=STALLED_SECONDS / 2,
             server_settings={
