@@ -1,5 +1,6 @@
 """Recovery of the provisioner on a real database: what runs without a row, and what a person decides about it."""
 
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -410,7 +411,7 @@ async def test_a_confirmation_waits_for_every_listing(provisioner: Provisioner, 
         refused = await client.post("/recovery/confirm", json={"instances": []})
         assert refused.status_code == 409
         assert refused.json()["type"] == "urn:slipway:problem:not-listed"
-        assert "sim-a not listed since the restore" in refused.json()["detail"]
+        assert "has all machines of sim-a (not listed yet)" in refused.json()["detail"]
         assert (await shown(provisioner))["restored"] == "restored"
         answer = await client.post("/recovery/confirm", json={"instances": [], "unlisted": ["sim-a"]})
         assert (answer.status_code, answer.json()["restore"]) == (200, True)
@@ -420,11 +421,51 @@ async def test_a_confirmation_waits_for_every_listing(provisioner: Provisioner, 
         assert (await shown(provisioner))["restored"] == ""
 
 
+@pytest.mark.parametrize(("visibility", "settled"), [(None, 15), (300.0, 305)])
+async def test_a_listing_counts_once_what_was_lost_has_settled(
+    provisioner: Provisioner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visibility: float | None, settled: int
+) -> None:
+    """A call of the lost time may create a machine until its deadline, which is listed after the visibility delay. A
+    pass with the credential of the account counts if it began after both."""
+    await provisioner.declare()
+    provisioner.cloud.visibility = visibility
+    await restored(provisioner)
+    owners = instances.owners
+    late = orphan("i-late", new_id())
+
+    async def slowly(*arguments: Any) -> Any:
+        await provisioner.set_clock(settled + 1)
+        return await owners(*arguments)
+
+    async with administrator(provisioner, tmp_path) as client:
+        provisioner.cloud.live["i-1"] = orphan("i-1", new_id())
+        await provisioner.set_clock(settled - 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(instances, "owners", slowly)
+            await provisioner.reap()
+        provisioner.cloud.live["i-late"] = late
+        await provisioner.set_clock(settled + 100)
+        provisioner.cloud.reported_identity = "another"
+        await provisioner.reap()
+        awaited = [(each["account_id"], each["counts_from"]) for each in (await shown(provisioner))["not_listed"]]
+        assert [(name, msgspec.convert(at, datetime)) for name, at in awaited] == [("sim-a", after(settled))]
+        refused = await client.post("/recovery/confirm", json={"instances": []})
+        assert refused.status_code == 409
+        assert f"sim-a (a listing counts from {after(settled):%Y-%m-%d %H:%M:%S} UTC on)" in refused.json()["detail"]
+        assert (await shown(provisioner))["restored"] == "restored"
+        provisioner.cloud.reported_identity = "sim-a"
+        await provisioner.set_clock(settled + 200)
+        await provisioner.reap()
+        found = await shown(provisioner)
+        assert ([row["instance_id"] for row in found["orphans"]], found["not_listed"]) == (["i-1", "i-late"], [])
+        assert (await confirmed(client, i_1="leave", i_late="leave"))["restore"] is True
+
+
 async def test_differences(provisioner: Provisioner) -> None:
     """Instances without a row, rows without an instance, open calls, lost claims, and accounts not listed yet."""
     await provisioner.starting(2)
     await restored(provisioner)
-    assert (await shown(provisioner))["not_listed"] == ["sim-a"]
+    assert (await shown(provisioner))["not_listed"] == [{"account_id": "sim-a", "counts_from": None}]
     batch = (await provisioner.workers())[0].batch_id
     await provisioner.database.execute("UPDATE launch_batch SET state = 'calling', call_deadline = 'infinity'")
     del provisioner.cloud.live["i-0001"]

@@ -23,12 +23,14 @@ RAISED: Final = "SELECT value FROM outbox WHERE type = 'io.slipway.alert.raised.
 
 
 async def restored(fleet: Fleet) -> None:
-    """Lose all rows of workspaces, as if the database had been restored from before them."""
+    """Lose all rows of workspaces, as if the database had been restored from before them, so long ago that the next
+    listing counts."""
     for table in LOST:
         await fleet.database.execute(f"DELETE FROM {table}")
     renewal = Incarnation("new", "restored", ("old",), 2**50, None)
     async with fleet.database.acquire() as db, db.transaction():
         await recovery.stop_until_confirmed(db, renewal)
+        await db.execute("UPDATE launch_stop SET at = at - interval '1 hour'")
 
 
 async def reaped(fleet: Fleet, provider: Terraform) -> list[str]:

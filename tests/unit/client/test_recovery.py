@@ -1,6 +1,7 @@
 """`slipway db` and `slipway doctor --after-restore` against stub services."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,7 +39,7 @@ RESTORED: dict[str, Any] = {
     "open_calls": [],
     "compared": True,
     "lost_claims": [{"pool_id": "linux", "source": "q", "claimed": 5, "known": 2}],
-    "not_listed": ["sim-b"],
+    "not_listed": [{"account_id": "sim-b", "counts_from": AT}],
 }
 
 
@@ -176,6 +177,7 @@ def test_what_would_be_refused_is_said_before(stub: Stub, url: str) -> None:
     for command in (("db", "confirm"), ("doctor", "--after-restore")):
         shown = slipway(url, *command).stdout
         assert (unlisted in shown, not_compared in shown, "`slipway doctor`" in shown) == (True, True, True)
+        assert re.search(r"from when a listing counts:\n  sim-b: .*\d\d:\d\d", shown)
     stub.answer = RESTORED
     shown = slipway(url, "db", "confirm", "--unlisted", "sim-b").stdout
     assert (unlisted in shown, not_compared in shown, "sim-b" in shown) == (False, False, False)
@@ -189,7 +191,7 @@ def test_a_confirmation_as_json(stub: Stub, url: str) -> None:
         assert {name: answer[name] for name in ("restored", "compared", "not_listed")} == {
             "restored": RESTORED["restored"],
             "compared": True,
-            "not_listed": ["sim-b"],
+            "not_listed": RESTORED["not_listed"],
         }
         assert (answer["done"] is not None) == done
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from slipway_api.events.alert import AlertIdentity, AlertRaised, AlertResolved, alert_key
 from slipway_api.events.lifecycle import State
-from slipway_api.http.provisioner.recovery import RecoveryConfirmed
+from slipway_api.http.provisioner.recovery import RecoveryConfirmed, UnlistedAccount
 from slipway_common.base.audited import AuditedKind
 from slipway_common.base.ids import new_id
 from slipway_common.database import audit
@@ -48,7 +48,8 @@ Decisions = Mapping[tuple[str, str], Action]
 
 
 class NotListed(Exception):
-    """Accounts have not been listed since the restore; the text names them. Nothing was changed."""
+    """Accounts have not been listed since the restore; the text names them, and from when a listing counts. Nothing was
+    changed."""
 
 
 class CannotAdopt(Exception):
@@ -80,8 +81,8 @@ async def confirm(tx: Connection, chosen: Decisions, *, unlisted: Collection[str
     """Adopt, leave or terminate orphan instances, and start launching again. Decisions about instances that do not wait
     any more are ignored, and instances without a decision still wait. `unlisted`: accounts that need not have been
     listed since the restore. Raises NotListed and CannotAdopt."""
-    if unknown := sorted(set(await recovery.not_listed(tx)) - set(unlisted)):
-        raise NotListed(", ".join(unknown))
+    if unknown := [each for each in await recovery.not_listed(tx) if each.account_id not in unlisted]:
+        raise NotListed(", ".join(map(_awaited, unknown)))
     waiting = [orphan for orphan in await orphans.lock_all(tx) if _key(orphan) in chosen]
     actions = {action: [each for each in waiting if chosen[_key(each)] is action] for action in Action}
     await _adopt(tx, actions[Action.ADOPT], by)
@@ -180,6 +181,12 @@ def _worker(orphan: Orphan, revision: LiveRevision, decision_id: str) -> Worker:
         launched_at=orphan.created_at,
         traceparent=current_trace(),
     )
+
+
+def _awaited(account: UnlistedAccount) -> str:
+    if account.counts_from is None:
+        return f"{account.account_id} (not listed yet)"
+    return f"{account.account_id} (a listing counts from {account.counts_from:%Y-%m-%d %H:%M:%S} UTC on)"
 
 
 def _key(orphan: Orphan) -> tuple[str, str]:

@@ -82,10 +82,10 @@ async def confirm(
             confirmed = await apply.confirm(connection, chosen, unlisted=body.unlisted, by=by)
     except apply.NotListed as error:
         detail = (
-            f"{error} not listed since the restore: machines that run there would be launched a second time; nothing "
-            "was changed. Wait for the instance reaper, or name each account as unlisted"
+            f"no listing since the restore surely has all machines of {error}: those that it lacks would be launched a "
+            "second time; nothing was changed. Wait for the instance reaper, or name each account as unlisted"
         )
-        raise Problem(409, "not-listed", "The instance reaper has not listed every account", detail) from error
+        raise Problem(409, "not-listed", "Not every account has been listed", detail) from error
     except apply.CannotAdopt as error:
         raise Problem(409, "cannot-adopt", "The instance cannot be adopted", str(error)) from error
     wake(request)

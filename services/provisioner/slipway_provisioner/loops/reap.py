@@ -24,7 +24,7 @@ from slipway_provisioner.domain.reaping import Bound, Findings, Listing
 from slipway_provisioner.loops import contact
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider, Refused, TerminationRefused
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import accounts, batches, deadlines, instances, orphans, reachability, restores
+from slipway_provisioner.store import accounts, batches, deadlines, instances, orphans, pools, reachability, restores
 
 LOG = logger(__name__)
 LOOP: Final = "reap"
@@ -88,14 +88,15 @@ async def pass_over(
         own = provider.visibility_seconds(account)
         settled_seconds = account.request_timeout_seconds or settings.call_timeout_seconds
         settled_seconds += settings.visibility_seconds if own is None else own
-        listed_at = await deadlines.listed_at(db, settled_seconds=settled_seconds)
+        settled_at = await deadlines.listed_at(db, settled_seconds=settled_seconds)
+        began_at = await pools.now(db)
         doubtful = await reachability.unanswered_since(db, account.id) is not None
     if doubtful and not await contact.probe(database, provider, account, settings):
         return  # a listing would only take longer to fail
     began = monotonic_seconds()
     try:
         matches = await provider.identity(account) == account.identity
-        listing = Listing(listed_at=listed_at, settled_seconds=settled_seconds, identity_matches=matches)
+        listing = Listing(listed_at=settled_at, settled_seconds=settled_seconds, identity_matches=matches)
         await _list(database, account, provider, listing)
     except OutcomeUnknown as error:
         LOG.warning("listing the account failed", account=account.id, error=str(error))
@@ -122,17 +123,18 @@ async def pass_over(
             await reaping.keep(db, account.id, findings, unlisted=unlisted)
             protected = await accounts.protected(db, account.id)
             await refused_terminations.forget_gone(db, account.id, protected.keys() - present)
-    if unconfirmed:
-        await _passed(database, account, listing, findings)
-        return
-    await _terminate_orphans(database, account, provider, findings.orphans)
-    await _report_listing_problem(database, account, findings)
-    if matches:
-        await _record_running(database, account, provider, listing.booted)
-        await _record_gone(database, account, provider, findings.missing)
-    if matches:
-        await _clean_up(account, provider)
-    await _passed(database, account, listing, findings)
+    if not unconfirmed:
+        await _terminate_orphans(database, account, provider, findings.orphans)
+        await _report_listing_problem(database, account, findings)
+        if matches:
+            await _record_running(database, account, provider, listing.booted)
+            await _record_gone(database, account, provider, findings.missing)
+            await _clean_up(account, provider)
+    async with database.acquire() as db:
+        if not findings.implausible:
+            await reachability.forget(db, account.id, instance_ids=listing.present, batch_ids=listing.tags)
+        listed_at = began_at if matches else None
+        await accounts.count_pass(db, account.id, listed_at=listed_at, settled_seconds=settled_seconds)
 
 
 async def _list(database: Database, account: Account, provider: Provider, listing: Listing) -> None:
@@ -164,13 +166,6 @@ async def _record_gone(database: Database, account: Account, provider: Provider,
             endings = await _endings(database, account, provider, gone)
             async with database.acquire() as db, db.transaction():
                 await reaping.record_gone(db, [worker.id for worker in gone], "instance is gone", endings)
-
-
-async def _passed(database: Database, account: Account, listing: Listing, findings: Findings) -> None:
-    async with database.acquire() as db:
-        if not findings.implausible:
-            await reachability.forget(db, account.id, instance_ids=listing.present, batch_ids=listing.tags)
-        await accounts.count_pass(db, account.id)
 
 
 async def _terminate_orphans(database: Database, account: Account, provider: Provider, orphans: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """Provider accounts and their state of reaping."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -45,7 +46,12 @@ UPDATE account SET protected = protected - $2::text[] WHERE id = $1 AND protecte
 PASSED: Final = Statement(
     sa.update(account)
     .where(account.c.id == sa.bindparam("account_id"))
-    .values(passes=account.c.passes + 1, passed_at=sa.func.slipway_clock())
+    .values(
+        passes=account.c.passes + 1,
+        passed_at=sa.func.slipway_clock(),
+        listed_at=sa.func.coalesce(sa.bindparam("listed_at", type_=account.c.listed_at.type), account.c.listed_at),
+        settled_seconds=sa.bindparam("settled_seconds"),
+    )
 )
 # A pass that lasts is not begun again by another replica.
 LASTS: Final = Statement(
@@ -115,6 +121,8 @@ async def pass_lasts(db: Connection, account_id: str) -> None:
     await db.execute(LASTS.text, *LASTS.arguments(account_id=account_id))
 
 
-async def count_pass(db: Connection, account_id: str) -> None:
-    """Count a completed pass of the instance reaper."""
-    await db.execute(PASSED.text, *PASSED.arguments(account_id=account_id))
+async def count_pass(db: Connection, account_id: str, *, listed_at: datetime | None, settled_seconds: float) -> None:
+    """Count a completed pass of the instance reaper. Its listing began at `listed_at`, and has every instance that was
+    called for `settled_seconds` before; None if the listing was that of another account."""
+    arguments = PASSED.arguments(account_id=account_id, listed_at=listed_at, settled_seconds=settled_seconds)
+    await db.execute(PASSED.text, *arguments)

@@ -6,7 +6,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from slipway_api.events.lifecycle import WAITING
-from slipway_api.http.provisioner.recovery import MissingInstance, OpenCall
+from slipway_api.http.provisioner.recovery import MissingInstance, OpenCall, UnlistedAccount
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array
 from slipway_provisioner.domain.launching import BatchState, call_body
@@ -49,12 +49,13 @@ SELECT pool_id, source, claimed FROM demand
 WHERE claimed > 0 AND observed_at + valid_for_seconds * interval '1 s' > slipway_clock()"""
 CLAIMS: Final = """
 SELECT pool_id, source, count(*)::int AS known FROM claim WHERE ended_at IS NULL GROUP BY pool_id, source"""
-# Accounts without a completed pass of the instance reaper since the restore: what runs there is unknown. In a retired
+# What was called for until the restore may take effect until the deadline of its call, and is listed after the
+# visibility delay of its provider: until a listing began after both, what runs in the account is unknown. In a retired
 # one nothing is launched.
 NOT_LISTED: Final = """
-SELECT a.id FROM account a, launch_stop s
+SELECT a.id AS account_id, s.at + a.settled_seconds * interval '1 s' AS counts_from FROM account a, launch_stop s
 WHERE s.scope = 'restore' AND NOT a.removed AND NOT a.retired
-    AND (a.passes = 0 OR a.passed_at < s.at) ORDER BY a.id"""
+    AND (a.listed_at >= s.at + a.settled_seconds * interval '1 s') IS NOT TRUE ORDER BY a.id"""
 
 
 async def revisions(db: Connection, ids: Collection[str]) -> dict[str, LiveRevision]:
@@ -109,6 +110,6 @@ async def lost(db: Connection) -> list[LostClaims]:
     return lost_claims(claimed, known)
 
 
-async def not_listed(db: Connection) -> list[str]:
-    """Accounts that the instance reaper has not listed since the restore, without retired ones."""
-    return [row["id"] for row in await db.fetch(NOT_LISTED)]
+async def not_listed(db: Connection) -> list[UnlistedAccount]:
+    """Accounts of which no listing has everything that was launched before the restore, without retired ones."""
+    return [UnlistedAccount(**row) for row in await db.fetch(NOT_LISTED)]

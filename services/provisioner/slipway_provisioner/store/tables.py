@@ -66,8 +66,7 @@ metadata = MetaData()
 messaging(metadata)
 metadata.info["before"].append(PERCENT_ENCODED)
 
-# One row: the id of this deployment, drawn with the schema. With the id of a batch it is an idempotency token, of which
-# clouds accept 64 characters.
+# One row: the id of this deployment. With that of a batch it is an idempotency token: clouds accept 64 characters.
 DRAW_DEPLOYMENT: Final = """
 INSERT INTO deployment (id) VALUES ('slipway-' || left(replace(gen_random_uuid()::text, '-', ''), 16))"""
 deployment = Table(
@@ -99,6 +98,8 @@ account = Table(
     Column("reaped_at", TIME),
     required("passes", BigInteger, server_default=ZERO),
     now("passed_at"),
+    Column("listed_at", TIME),  # when the listing of the newest completed pass began
+    Column("settled_seconds", Double),  # what was called for so long before is listed
     empty_text("listing_problem"),
     required("protected", JSONB, server_default=EMPTY_OBJECT),  # instances that it refuses to terminate, with reasons
     required("refuses_terminations", Boolean, server_default=FALSE),  # of so many that nothing is launched there

@@ -54,10 +54,11 @@ FAIL: Final = Statement(
     .where(_OF, L.fence == sa.bindparam("token", type_=L.fence.type))
     .values(problem=sa.bindparam("reason"), due_at=NOW + seconds("due"))
 )
-# What a restored database has listed is older than what it has lost.
+# What a restored database has listed is older than what it has lost, which is listed once it has settled.
 DISTRUST: Final = """
-UPDATE workspace_listing SET listed_at = NULL, found = '[]', problem = '', due_at = slipway_clock(),
-    fence = fence + 1000000
+UPDATE workspace_listing l SET listed_at = NULL, found = '[]', problem = '', fence = fence + 1000000,
+    due_at = slipway_clock() + coalesce((
+        SELECT a.settled_seconds FROM account a WHERE a.id = l.account_id), 0) * interval '1 s'
 WHERE account_id IN (SELECT account_id FROM workspace_listing ORDER BY account_id FOR UPDATE)"""
 ROWS: Final = Statement(
     sa.select(

@@ -64,12 +64,20 @@ class LostClaim(msgspec.Struct, frozen=True, kw_only=True):
     known: int
 
 
+class UnlistedAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """An account of which no listing surely has everything that was launched before the restore. A listing that begins
+    at `counts_from` or later has; None until the first one gives that time."""
+
+    account_id: str
+    counts_from: Time | None
+
+
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """State of a restored database, and the differences between its rows and what runs, as of the newest pass over each
     account.
 
     `unconfirmed`: why nothing is launched; `restored`: the reason that was given; each empty if there is none.
-    `compared`: the database was compared with Kafka. `not_listed`: accounts whose instances were not listed since.
+    `compared`: the database was compared with Kafka. `not_listed`: accounts for which a confirmation waits.
     """
 
     unconfirmed: str
@@ -79,7 +87,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[MissingInstance]
     open_calls: list[OpenCall]
     lost_claims: list[LostClaim]
-    not_listed: list[str]
+    not_listed: list[UnlistedAccount]
 
 
 class OrphanChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

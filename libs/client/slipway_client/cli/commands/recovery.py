@@ -178,9 +178,11 @@ def _print_refusals(found: Recovery, unlisted: Collection[str] = ()) -> None:
         reason = "the database has not been compared with Kafka since its server started, or since it was restored"
         print(f"a confirmation is refused with 503 unconfirmed: {reason}")
         print("remedy: make Kafka reachable (`slipway doctor`), then try again")
-    if unknown := [name for name in found.not_listed if name not in unlisted]:
-        names = printable(", ".join(unknown))
-        print(f"accounts not listed since the restore, where more may run: {names}")
+    if unknown := [each for each in found.not_listed if each.account_id not in unlisted]:
+        print("accounts not listed since the restore, where more may run, and from when a listing counts:")
+        for each in unknown:
+            at = each.counts_from
+            print(f"  {printable(each.account_id)}: {moments.clock(at, now()) if at else 'known after the first one'}")
         print("a confirmation is refused with 409 not-listed unless `--unlisted ACCOUNT` names each of them")
 
 

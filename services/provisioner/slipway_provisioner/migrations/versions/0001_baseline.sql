@@ -176,6 +176,8 @@ CREATE TABLE account (
     reaped_at TIMESTAMP WITH TIME ZONE,
     passes BIGINT DEFAULT 0 NOT NULL,
     passed_at TIMESTAMP WITH TIME ZONE DEFAULT slipway_clock() NOT NULL,
+    listed_at TIMESTAMP WITH TIME ZONE,
+    settled_seconds DOUBLE PRECISION,
     listing_problem TEXT DEFAULT '' NOT NULL,
     protected JSONB DEFAULT '{}' NOT NULL,
     refuses_terminations BOOLEAN DEFAULT false NOT NULL,
