@@ -26,7 +26,8 @@ from tests.support.harness import PATIENCE_SECONDS, Place, until
 from tests.support.tools import needed
 
 NOW: Final = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
-REFRESH_SECONDS: Final = 1.0
+# Alertmanager ends an alert that is not sent again for five of them: no restart of `slipway-alerts` lasts as long.
+REFRESH_SECONDS: Final = 5.0
 B: Final = raised("b", severity="notice")
 ALERTMANAGER: Final = "prometheus-alertmanager"
 OPENAPI_BYTES_MAX: Final = 200_000
@@ -99,6 +100,17 @@ async def answers(url: str) -> bool:
             return False
 
 
+async def ends_at(url: str, subject: str) -> datetime:
+    """When Alertmanager ends an alert, unless it is sent again."""
+    async with httpx2.AsyncClient() as http:
+        shown = (await http.get(f"{url}/api/v2/alerts")).json()
+    return max(datetime.fromisoformat(alert["endsAt"]) for alert in shown if alert["labels"]["subject"] == subject)
+
+
+async def is_extended(url: str, subject: str, end: datetime) -> bool:
+    return await ends_at(url, subject) > end
+
+
 async def test_alertmanager_gets_what_its_openapi_describes(manager: tuple[Program, str, Page]) -> None:
     """Its program contains the document. An alert ends once nobody sends it; a resolved one ends now."""
     _, url, _ = manager
@@ -148,6 +160,8 @@ async def test_each_page_once(place: Place, manager: tuple[Program, str, Page], 
         wanted = {("open", "a"), ("open", "b")}
         with running(Program(command, log, **settings)) as sinks:
             await arrived(wanted)  # an alert that ended before the first start is no news
+            end = await ends_at(url, "b")
+            await until(lambda: is_extended(url, "b", end), "it is sent again")
             sinks.stop()
             program.stop()
             # Compaction has left only a repetition of one that was raised meanwhile.
