@@ -3,6 +3,8 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +17,9 @@ from slipway_common.database.postgres import Database
 from slipway_common.database.process_alerts import CONFIRM_SECONDS
 from slipway_common.messaging import outbox
 from slipway_common.service import Service, ServiceSettings
+from slipway_common.web.certificates import CertificateWatch
 from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.support.authority import Authority
 from tests.support.provisioner import Provisioner, provisioner_on
 
 DAY_SECONDS: Final = 86_400.0
@@ -224,3 +228,17 @@ async def test_any_text_can_be_stored(service: Alerting, summary: str) -> None:
     await service.send(AlertRaised(dedup_key="k", subject_kind="pool", subject_id="p", kind="k", summary=summary))
     (row,) = await alerts.fetch(service.database, limit=10)
     assert row.summary.startswith(summary[:1])
+
+
+async def test_a_certificate_that_ends_soon(service: Alerting, tmp_path: Path) -> None:
+    """The alert is open from two weeks before the end until the file is replaced."""
+    authority = Authority(tmp_path)
+    certificate = authority.issue("service", ends=timedelta(days=13))
+    watch = CertificateWatch("provisioner", "0", {"SLIPWAY_TLS_CERTIFICATE_FILE": certificate}, lambda: None)
+    for _ in range(2):
+        await watch.step(service.database)
+        (alert,) = await alerts.fetch(service.database, open_=True, limit=10)
+        assert "SLIPWAY_TLS_CERTIFICATE_FILE ends at" in alert.summary
+    authority.issue("service")
+    await watch.step(service.database)
+    assert await service.open() == []

@@ -58,7 +58,7 @@ SELECT dedup_key, body FROM alert
 WHERE closed_at IS NULL AND kind = ANY($1)
     AND coalesce(confirmed_at, raised_at) < slipway_clock() - make_interval(secs => $2)
 ORDER BY dedup_key LIMIT $3"""
-OPEN_SUMMARY: Final = "SELECT body ->> 'summary' FROM alert WHERE dedup_key = $1 AND closed_at IS NULL"
+OPEN_BODY: Final = "SELECT body FROM alert WHERE dedup_key = $1 AND closed_at IS NULL"
 SILENCE: Final = f"""
 UPDATE alert SET silenced_until = $2, silenced_by = $3, silence_reason = $4
 WHERE dedup_key = $1 AND closed_at IS NULL RETURNING {COLUMNS}"""
@@ -166,7 +166,8 @@ async def confirm(db: Connection, dedup_key: str) -> bool:
 
 async def open_summary(db: Connection, dedup_key: str) -> str:
     """Summary of the open alert under this key; empty if none is open."""
-    return str(await db.fetchval(OPEN_SUMMARY, dedup_key) or "")
+    body = await db.fetchval(OPEN_BODY, dedup_key)
+    return "" if body is None else BODY.decode(body).summary
 
 
 async def silence(tx: Connection, dedup_key: str, *, until: datetime, by: str, reason: str) -> ListedAlert | None:
