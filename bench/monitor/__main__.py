@@ -22,6 +22,7 @@ from slipway_common.messaging import topic_admin
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.supervisor import Supervisor, run
+from tests.support import readers
 from tests.support.folders import temporary_folder
 
 INTERVAL_SECONDS: Final = 10.0
@@ -72,7 +73,7 @@ async def measure(supervisor: Supervisor, sources: int) -> int:
         monitor = await _start(folder, url, kafka.bootstrap, port, sources)
         try:
             process = psutil.Process(monitor.pid)
-            async with httpx2.AsyncClient(timeout=30.0) as http:
+            async with httpx2.AsyncClient(timeout=30.0, headers=readers.HEADERS) as http:
                 before = await _warm(http, port, sources)
                 cpu = sum(process.cpu_times()[:2])
                 await asyncio.sleep(MEASURED_SECONDS)
@@ -106,7 +107,7 @@ async def _start(folder: Path, url: str, kafka: str, port: int, sources: int) ->
     named = [usual | {"name": f"q{n}", "pool": f"p{n}", "interval_seconds": INTERVAL_SECONDS} for n in range(sources)]
     file.write_text(write({"sources": named}))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")}
-    environment |= {"SLIPWAY_KAFKA": kafka, "SLIPWAY_PORT": str(port)}
+    environment |= {"SLIPWAY_KAFKA": kafka, "SLIPWAY_PORT": str(port), "SLIPWAY_TOKENS_FILE": str(readers.TOKENS_FILE)}
     with (folder / "monitor.log").open("wb") as log:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "slipway_monitor.main", "run", str(file)), stdout=log, stderr=log, env=environment

@@ -3,9 +3,11 @@
 import contextlib
 import re
 from base64 import b64encode
+from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import cache
+from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import httpx2
 import msgspec
@@ -13,6 +15,7 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI
 
 from slipway_common.base.ids import hash_secret, new_lease_token, new_worker_token
+from slipway_common.base.token_scopes import SCOPES
 from slipway_common.service import Service, ServiceSettings
 from slipway_common.web.access import READ, READ_SETTINGS, Needs, Open, declared
 from slipway_common.web.limits import CallerLimits
@@ -22,158 +25,20 @@ from slipway_lease_broker.boskos import app as boskos
 from slipway_lease_broker.http.callers import NeedsLease
 from slipway_lease_broker.settings import Settings as LeaseBrokerSettings
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_monitor import http as monitor
+from slipway_monitor.settings import Settings as MonitorSettings
 from slipway_provisioner import main as provisioner
 from slipway_provisioner.settings import Settings as ProvisionerSettings
 from slipway_simulator import main as simulator
 from slipway_simulator.settings import Settings as SimulatorSettings
 from slipway_weight_calculator import main as weight_calculator
 from slipway_weight_calculator.settings import Settings as WeightCalculatorSettings
+from tests.support.access_table import LEASE, OPEN, TABLE, WORKER, Route
 from tests.support.lease_broker_http import world_on
 from tests.support.provisioner import KEY, administrator, provisioner_on
 from tests.support.provisioner import declared as declared_body
+from tests.support.weight_calculator import calculator_on
 
-OPEN, WORKER, LEASE = "open", "worker", "lease"
-"""Access without a token, by the token of the worker in the path, and also by that of the lease."""
-COMMON: Final = """
-GET  /livez                                             open
-GET  /readyz                                            open
-GET  /metrics                                           read:metrics
-GET  /openapi.json                                      read
-GET  /status                                            read
-GET  /alerts                                            read
-POST /alerts/silence                                    alerts:write
-GET  /audit                                             read
-GET  /tokens                                            read
-POST /tokens/{name}/revoke                              tokens:write
-POST /restored                                          restores:write
-"""
-CONSUMING: Final = """
-GET  /dead-letters                                      read
-GET  /dead-letters/{topic}/{partition}/{offset}         read:settings
-POST /dead-letters/replay                               dead-letters:write
-POST /dead-letters/drop                                 dead-letters:write
-GET  /positions/stopped                                 read
-POST /positions/adopt                                   positions:write
-POST /positions/adopt-all                               positions:write
-"""
-ROUTES: Final = {
-    "provisioner": COMMON
-    + CONSUMING
-    + """
-GET  /accounts                                          read
-GET  /accounts/{account_id}                             read
-GET  /errors                                            read
-GET  /errors/totals                                     read
-GET  /launch-limits                                     read
-GET  /providers                                         read
-GET  /providers/{provider}/classify                     read
-POST /accounts/{account_id}/check                       accounts:write accounts:write:{owner}
-POST /accounts/{account_id}/retire                      accounts:write accounts:write:{owner}
-POST /accounts/{account_id}/reinstate                   accounts:write accounts:write:{owner}
-POST /accounts/{account_id}/confirm-unresponsive        accounts:write accounts:write:{owner}
-GET  /console-outputs                                   read
-GET  /declaration                                       read:settings
-PUT  /declaration                                       declaration:write declaration:write:{owner}
-GET  /decisions/{decision_id}                           read
-GET  /demand                                            read
-GET  /deployment                                        read
-GET  /launch-configs                                    read
-GET  /launch-configs/{config}                           read
-POST /launch-configs/{config}/pause                     launch-configs:write launch-configs:write:{owner}
-POST /launch-configs/{config}/resume                    launch-configs:write launch-configs:write:{owner}
-GET  /launch-stops                                      read
-POST /stop-launching                                    launching:stop
-POST /start-launching                                   launching:stop
-GET  /pools                                             read
-GET  /pools/{pool_id}                                   read
-PUT  /pools/{pool_id}                                   declaration:write declaration:write:{owner}
-GET  /pools/{pool_id}/decisions                         read
-PUT  /pools/{pool_id}/demand                            demand:write:{pool_id}
-DELETE /pools/{pool_id}/demand/{source}                 demand:write:{pool_id}
-GET  /pools/{pool_id}/history                           read
-GET  /pools/{pool_id}/rollback                          read
-POST /pools/{pool_id}/rollback                          declaration:write declaration:write:{owner}
-POST /pools/{pool_id}/pause                             pools:write pools:write:{owner}
-POST /pools/{pool_id}/resume                            pools:write pools:write:{owner}
-POST /pools/{pool_id}/freeze                            pools:write pools:write:{owner}
-POST /pools/{pool_id}/unfreeze                          pools:write pools:write:{owner}
-GET  /pools/{pool_id}/user-data                         read:settings
-GET  /recovery                                          read
-POST /recovery/confirm                                  restores:write
-GET  /workers                                           read
-GET  /workers/{worker_id}                               read
-POST /workers/{worker_id}/terminate                     workers:terminate workers:terminate:{owner}
-POST /workers/{worker_id}/state                         workers:state workers:state:{owner}
-POST /workers/{worker_id}/unlock                        workers:state workers:state:{owner}
-GET  /state-keys                                        read
-POST /state-keys/rotate                                 state-keys:write
-POST /workers/register                                  open
-POST /workers/{worker_id}/claimed                       worker
-POST /workers/{worker_id}/idle                          worker
-POST /workers/{worker_id}/heartbeat                     worker
-GET  /workers/{worker_id}/should-terminate              worker
-POST /workers/{worker_id}/error                         worker
-POST /workers/{worker_id}/notice                        worker
-POST /workers/{worker_id}/stopped                       worker
-""",
-    "weight-calculator": COMMON
-    + CONSUMING
-    + """
-GET  /signals                                           read
-POST /signals                                           signal:write:{target_kind}:{target_id}
-GET  /weights                                           read
-""",
-    "lease-broker": COMMON
-    + CONSUMING
-    + """
-POST /lease-gangs                                       leases:write:{lease_pool_id}
-GET  /lease-pools                                       read
-PUT  /lease-pools                                       lease-pools:write lease-pools:write:{owner}
-GET  /lease-pools/{lease_pool_id}                       read leases:write:{lease_pool_id}
-PATCH /lease-pools/{lease_pool_id}                      lease-pools:write lease-pools:write:{owner}
-POST /lease-pools/{lease_pool_id}/drain                 lease-pools:write lease-pools:write:{owner}
-POST /lease-pools/{lease_pool_id}/undrain               lease-pools:write lease-pools:write:{owner}
-GET  /lease-pools/{lease_pool_id}/history               read
-POST /lease-pools/{lease_pool_id}/leases                leases:write:{lease_pool_id} lease
-GET  /lease-pools/{lease_pool_id}/report                read
-GET  /lease-pools/{lease_pool_id}/requests              read leases:write:{lease_pool_id}
-GET  /lease-pools/{lease_pool_id}/requests/{request_id} read leases:write:{lease_pool_id}
-DELETE /lease-pools/{lease_pool_id}/requests/{request_id} leases:write:{lease_pool_id}
-PUT  /lease-pools/{lease_pool_id}/units                 lease-pools:write lease-pools:write:{owner}
-POST /lease-pools/{lease_pool_id}/unleased              leases:write:{lease_pool_id}
-GET  /leases                                            read leases:write:{lease_pool_id}
-GET  /leases/{lease_id}                                 read leases:write:{lease_pool_id}
-POST /leases/{lease_id}/confirm                         leases:write:{lease_pool_id}
-POST /leases/{lease_id}/heartbeat                       leases:write:{lease_pool_id} lease
-GET  /leases/{lease_id}/history                         read leases:write:{lease_pool_id}
-POST /leases/{lease_id}/release                         leases:write:{lease_pool_id} lease
-POST /leases/{lease_id}/renew                           leases:write:{lease_pool_id} lease
-POST /leases/{lease_id}/token                           leases:write:{lease_pool_id}
-GET  /slots                                             read
-PUT  /slots                                             lease-pools:write lease-pools:write:{owner}
-""",
-    "simulator": """
-POST /accounts/{account}/instances                      open
-GET  /accounts/{account}/instances                      open
-GET  /accounts/{account}/instances/{instance_id}        open
-DELETE /accounts/{account}/instances/{instance_id}      open
-GET  /accounts/{account}/instances/{instance_id}/console open
-GET  /accounts/{account}/identity                       open
-PUT  /demand/{pool_id}                                  open
-POST /faults                                            open
-DELETE /faults/{name}                                   open
-POST /instances/{instance_id}/crash                     open
-GET  /ledger                                            open
-GET  /livez                                             open
-POST /queue/{pool_id}/claim                             open
-POST /queue/{pool_id}/tasks/{task_id}/renew             open
-POST /queue/{pool_id}/tasks/{task_id}/finish            open
-GET  /readyz                                            open
-POST /scenario                                          open
-GET  /state                                             open
-POST /tasks                                             open
-""",
-}
 AT: Final = "2026-01-01T12:00:00Z"
 BODIES: Final = {
     "claimed": {"task_id": "t", "source": "s", "at": AT},
@@ -182,19 +47,9 @@ BODIES: Final = {
     "error": {"kind": "k"},
     "notice": {"kind": "rebalance", "at": AT},
 }
-Route = tuple[str, str]
-TABLE: Final[dict[str, dict[Route, str]]] = {
-    service: {(method, path): access for method, path, access in (line.split(maxsplit=2) for line in lines)}
-    for service, lines in ((service, filter(None, rows.splitlines())) for service, rows in ROUTES.items())
-}
-# Scopes that include read scopes.
-INCLUDING: Final = {
-    "read:metrics": {"read", "read:settings", "declaration:write"},
-    "read": {"read:settings", "declaration:write"},
-    "read:settings": {"declaration:write"},
-}
 ALONE: Final[dict[str, dict[str, list[str]]]] = {WORKER: {"workerToken": []}, LEASE: {"leaseToken": []}}
-SECRET: Final = "secret"
+REASON: Final = {"reason": "test"}
+NO_SERVERS: Final[dict[str, Any]] = {"database_url": "", "kafka": ""}
 REFUSALS: Final = {
     "no-token": 401,
     "unknown-token": 401,
@@ -203,39 +58,80 @@ REFUSALS: Final = {
     "foreign-token": 403,
     "scope-missing": 403,
     "expired-token": 401,
+    "foreign-owner": 403,
 }
+THEIRS_REFUSED: Final = {("theirs", "scope-missing"), ("theirs", "foreign-owner")}
+"""How a token is refused for what is theirs."""
 UNKNOWN: Final = {
     "nobody": "no-token",
     "stranger": "unknown-token",
     "worker": "worker-token",
     "lease": "lease-token",
 }
-ENDS: Final = {"expired": "2026-01-01T00:00:00Z", "lasting": "2999-01-01T00:00:00Z"}
-"""Ends of tokens that have one: one for everything, and one for the route alone."""
-CALLERS: Final = (
-    "nobody",
-    "stranger",
-    "foreign",
-    "worker",
-    "lease",
-    "read:metrics",
-    "read",
-    "read:settings",
-    "admin",
-    "own",
-    "expired",
-    "lasting",
-)
+"""Callers whose token no tokens file has."""
+IMPLIES: Final = {
+    "read": {"read:metrics"},
+    "read:settings": {"read:metrics", "read"},
+    "declaration:write": {"read:metrics", "read", "read:settings"},
+}
+"""Read scopes that a scope includes."""
+MINE, THEIRS = "mine", "theirs"
+"""Owners, and ids of things that a scope names. What a test reaches is mine."""
+ENDS: Final = {"": None, "lasting": "2999-01-01T00:00:00Z", "expired": "2026-01-01T00:00:00Z"}
+
+
+class Held(NamedTuple):
+    """A token: a scope as SCOPES has it, limited to things `of` an owner or an id unless empty, and its expiry."""
+
+    scope: str
+    of: str = ""
+    expiry: str = ""
+
+    @property
+    def written(self) -> str:
+        """The scope as the tokens file has it."""
+        if "[" in self.scope:
+            return base(self.scope) + (f":{self.of}" if self.of else "")
+        return re.sub("[A-Z]+", self.of, self.scope.replace("KIND", "zone"))
+
+    @property
+    def is_mine(self) -> bool:
+        return self.of != THEIRS
+
+    def reaches(self, wanted: str, path: str) -> bool:
+        """True if the scope opens a route, whose access is `wanted`; what the path does not tell is decided later."""
+        if self.scope == "admin" or wanted in IMPLIES.get(self.written, ()):
+            return True
+        if base(self.scope) != base(wanted) or bool(self.of) != ("{" in wanted):
+            return False
+        return self.is_mine or not parameters(wanted) <= parameters(path)
+
+
+def base(scope: str) -> str:
+    """A scope without what it is limited to."""
+    return re.split(r"\[|:[A-Z{]", scope)[0]
+
+
+def tokens() -> list[Held]:
+    """Every kind of token × owner × expiry."""
+    return [Held(scope, of, expiry) for scope in SCOPES for of, expiry in product(limits(scope), ENDS)]
+
+
+def limits(scope: str) -> tuple[str, ...]:
+    """What tokens with a scope may be limited to."""
+    if "[" in scope:
+        return "", MINE, THEIRS, "mi*"
+    return (MINE, THEIRS, "*") if re.search("[A-Z]", scope) else ("",)
 
 
 @cache
 def apps() -> dict[str, FastAPI]:
     """The routes of every service, without servers: an admitted request is answered that the service is starting."""
-    given: dict[str, Any] = {"database_url": "", "kafka": ""}
     return {
-        "provisioner": provisioner.build(ProvisionerSettings(registration_keys=KEY, **given)).app(),
-        "weight-calculator": weight_calculator.build(WeightCalculatorSettings(**given)).app(),
-        "lease-broker": lease_broker.build(LeaseBrokerSettings(**given)).app(),
+        "provisioner": provisioner.build(ProvisionerSettings(registration_keys=KEY, **NO_SERVERS)).app(),
+        "weight-calculator": weight_calculator.build(WeightCalculatorSettings(**NO_SERVERS)).app(),
+        "lease-broker": lease_broker.build(LeaseBrokerSettings(**NO_SERVERS)).app(),
+        "monitor": monitor.app(MonitorSettings(kafka=""), list),
         "simulator": simulator.build(SimulatorSettings()),
     }
 
@@ -258,64 +154,58 @@ def parameters(text: str) -> set[str]:
     return set(re.findall(r"{\w+}", text))
 
 
-def scopes(caller: str, access: str, path: str) -> list[str]:
-    """Scopes of a caller's token. The foreign one has all but those for this route, which it has for another target if
-    the path tells the target."""
-    if caller != "foreign":
-        own = [filled(scope, "x") for scope in access.split() if scope not in (OPEN, WORKER, LEASE)]
-        return {"own": own, "lasting": own, "expired": ["admin"]}.get(caller, [caller])
-    needed = set(access.split())
-    enough = needed.union(*(INCLUDING.get(scope, ()) for scope in needed))
-    others = {scope for table in TABLE.values() for given in table.values() for scope in given.split()} - enough
-    elsewhere = {scope for scope in needed if "{" in scope and parameters(scope) <= parameters(path)}
-    return [filled(scope, "elsewhere") for scope in sorted((others | elsewhere) - {OPEN, WORKER, LEASE})]
-
-
-def expected(caller: str, access: str) -> str:
-    """Refusal of a caller; empty if it is let in."""
-    if access == OPEN or (caller in ("admin", "own", "lasting") and access != WORKER):
+def expected(caller: str | Held, access: str, path: str) -> str:
+    """Refusal of a caller by what the route declares; empty if it is let in."""
+    if access == OPEN:
         return ""
-    if access == WORKER and caller != "nobody":
-        return "" if caller == "worker" else "foreign-token"
-    if caller == "lease" and LEASE in access.split():
-        return ""
-    if caller == "expired":
+    if isinstance(caller, str) and caller in UNKNOWN:
+        if access == WORKER and caller != "nobody":
+            return "" if caller == "worker" else "foreign-token"
+        return "" if caller == "lease" and LEASE in access.split() else UNKNOWN[caller]
+    assert isinstance(caller, Held)
+    if access == WORKER:
+        return "foreign-token"
+    if caller.expiry == "expired":
         return "expired-token"
-    if caller in UNKNOWN:
-        return UNKNOWN[caller]
-    reads = {caller} | {scope for scope, including in INCLUDING.items() if caller in including}
-    return "" if reads & set(access.split()) else "scope-missing"
+    return "" if any(caller.reaches(wanted, path) for wanted in access.split()) else "scope-missing"
 
 
-@pytest.mark.parametrize("caller", CALLERS)
+def write_tokens(path: Path, held: Iterable[Held]) -> dict[Held, str]:
+    """Write a tokens file with all of these; their secrets."""
+    secrets = {token: f"secret {number}" for number, token in enumerate(held)}
+    entries = [
+        {"name": f"t{number}", "sha256": hash_secret(secret), "scopes": [token.written]}
+        | ({"expires_at": ENDS[token.expiry]} if token.expiry else {})
+        for number, (token, secret) in enumerate(secrets.items())
+    ]
+    path.write_bytes(msgspec.json.encode(entries))
+    return secrets
+
+
 @pytest.mark.parametrize("service", TABLE)
-async def test_every_route(service: str, caller: str, tmp_path: Path) -> None:
-    """Each route lets in those callers that the table allows, and refuses all others before anything else."""
-    app, found, tokens = apps()[service], {}, tmp_path / "tokens.yaml"
+async def test_every_route(service: str, tmp_path: Path) -> None:
+    """Each route × kind of token × owner × expiry: the table and the scopes say who is let in, and all others are
+    refused before anything else."""
+    app, wrong = apps()[service], []
+    secrets = write_tokens(tmp_path / "tokens.yaml", tokens() if service != "simulator" else ())
     if service != "simulator":
-        app.state.tokens = Tokens(tokens)
-    headers = {
-        "stranger": "Bearer unknown",
-        "worker": f"Bearer {new_worker_token()}",
-        "lease": f"Bearer {new_lease_token('x')}",
-        "nobody": "",
-    }
+        app.state.tokens = Tokens(tmp_path / "tokens.yaml")
+    callers: dict[str | Held, str] = {"stranger": "unknown", "worker": new_worker_token(), "nobody": ""}
+    callers |= {"lease": new_lease_token("x")} | secrets
     transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
     async with contextlib.AsyncExitStack() as stack:
         if service == "simulator":
             stack.enter_context(contextlib.chdir(tmp_path))
             await stack.enter_async_context(app.router.lifespan_context(app))
         client = await stack.enter_async_context(httpx2.AsyncClient(transport=transport, base_url="http://service"))
-        for number, ((method, path), access) in enumerate(TABLE[service].items()):
-            secret = f"secret {number}"
-            entry = {"name": "someone", "sha256": hash_secret(secret), "scopes": scopes(caller, access, path)}
-            entry |= {"expires_at": ENDS[caller]} if caller in ENDS else {}
-            tokens.write_bytes(msgspec.json.encode([entry]))
-            given = headers.get(caller, f"Bearer {secret}")
-            app.state.limits = CallerLimits(1.0)
-            answer = await client.request(method, filled(path, "x"), headers={"Authorization": given} if given else {})
-            found[method, path] = refusal(answer)
-    assert found == {route: expected(caller, access) for route, access in TABLE[service].items()}
+        for (method, path), access in TABLE[service].items():
+            for caller, secret in callers.items():
+                app.state.limits = CallerLimits(1.0)
+                headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+                found = refusal(await client.request(method, filled(path, MINE), headers=headers))
+                if found != (right := expected(caller, access, path)):
+                    wrong.append((method, path, caller, found, right))
+    assert wrong == []
 
 
 def refusal(answer: httpx2.Response) -> str:
@@ -335,7 +225,110 @@ def test_no_route_is_missing(service: str) -> None:
     assert {(method, path): written(access) for method, path, access in declared(apps()[service])} == TABLE[service]
 
 
-@pytest.mark.parametrize("service", sorted(TABLE.keys() - {"simulator"}))
+def test_every_scope_of_a_route_is_one_of_the_table() -> None:
+    """A route that asks for a scope which no token may have would be reached by administrators alone."""
+    known = {base(scope) for scope in SCOPES}
+    asked = {base(scope) for table in TABLE.values() for access in table.values() for scope in access.split()}
+    assert asked - {OPEN, WORKER, LEASE} <= known
+    assert known - asked == {"admin", "throttles:write"}, "they are no part of the access to a route"
+
+
+VERBS: Final = ("heartbeat", "renew", "token", "release")
+
+
+class Given(NamedTuple):
+    """A service on rows that are mine: the ids in its paths, and what requests send that tell by query or body what
+    they are to reach."""
+
+    app: FastAPI
+    ids: Mapping[str, str]
+    sent: Mapping[Route, tuple[str, Any]]
+
+
+@contextlib.asynccontextmanager
+async def provisioner_of_mine(postgres: EmbeddedPostgres, _: Path) -> AsyncIterator[Given]:
+    body = declared_body() | {"metadata": {"owner": MINE}}
+    del body["lease_pools"]
+    async with provisioner_on(postgres) as product:
+        await product.starting(1)
+        await product.declare(body, adopt=True)
+        ids = {"account_id": "sim-a", "config": "zone-a", "pool_id": "linux", "worker_id": (await product.worker()).id}
+        sent = {
+            ("PUT", "/declaration"): ("?dry_run=true", body),
+            ("PUT", "/pools/{pool_id}"): ("?dry_run=true", body["worker_pools"][0] | {"max_capacity": 7}),
+            ("POST", "/pools/{pool_id}/rollback"): ("", REASON | {"dry_run": True, "to_revision": 1}),
+        }
+        yield Given(product.app, ids, sent)
+
+
+@contextlib.asynccontextmanager
+async def lease_broker_of_mine(postgres: EmbeddedPostgres, folder: Path) -> AsyncIterator[Given]:
+    pool = {"id": MINE, "limit": 9, "hold_seconds": 60, "ttl_seconds": 30, "reserve_seconds": 20, "pacing": "off"}
+    pools = {"documents": [{"owner": MINE, "lease_pools": [pool]}]}
+    async with world_on(postgres, folder) as world:
+        assert (await world.replica.call("PUT", "/lease-pools", pools, by="root")).status_code == 200
+        lease = (await world.replica.acquire("r", MINE)).json()
+        slots = {"lease_pool": MINE, "state": "free", "names": ["s"]}
+        held = {"fencing_token": lease["fencing_token"]}
+        sent: dict[Route, tuple[str, Any]] = {
+            ("POST", "/lease-gangs"): ("", {"request_id": "g", "members": [{"pool": MINE, "units": 1}]}),
+            ("PUT", "/lease-pools"): ("?dry_run=true", pools),
+            ("PATCH", "/lease-pools/{lease_pool_id}"): ("", REASON | {"limit": 8}),
+            ("PUT", "/lease-pools/{lease_pool_id}/units"): ("", {"units": 1, "ttl_seconds": 60}),
+            ("PUT", "/slots"): ("?dry_run=true", {"slots": [slots], "hold_seconds": 60, "ttl_seconds": 30}),
+            ("GET", "/leases"): (f"?pool={MINE}", None),
+            ("POST", "/leases/{lease_id}/confirm"): ("", held | {"hold_seconds": 60}),
+            **{("POST", f"/leases/{{lease_id}}/{verb}"): ("", held) for verb in VERBS},
+        }
+        yield Given(world.replica.app, {"lease_pool_id": MINE, "lease_id": lease["lease_id"]}, sent)
+
+
+@contextlib.asynccontextmanager
+async def calculator_of_mine(postgres: EmbeddedPostgres, _: Path) -> AsyncIterator[Given]:
+    signal = {"target_kind": "zone", "target_id": MINE, "kind": "degraded", "reason": "test"}
+    async with calculator_on(postgres.url()) as calculator:
+        service = weight_calculator.build(WeightCalculatorSettings(**NO_SERVERS))
+        service.runtime.database = calculator.database
+        yield Given(service.app(), {}, {("POST", "/signals"): ("", signal)})
+
+
+WORLDS: Final = {
+    "provisioner": provisioner_of_mine,
+    "lease-broker": lease_broker_of_mine,
+    "weight-calculator": calculator_of_mine,
+}
+
+
+@pytest.mark.parametrize("service", WORLDS)
+async def test_every_owner(service: str, postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    """Each route whose path does not tell what its scopes are limited to × owner × expiry, on rows that are mine:
+    tokens for what is theirs are refused, and mine are let in."""
+    wrong, file = [], tmp_path / "owners.yaml"
+    async with WORLDS[service](postgres, tmp_path) as given:
+        secrets = write_tokens(file, tokens())
+        given.app.state.tokens = Tokens(file)
+        transport = httpx2.ASGITransport(app=given.app, raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+            for (method, path), access in TABLE[service].items():
+                limited = {wanted for wanted in access.split() if not parameters(wanted) <= parameters(path)}
+                unlimited = " ".join({*access.split()} - limited)
+                query, body = given.sent.get((method, path), ("", REASON))
+                for token in tokens() if limited else ():
+                    if base(token.scope) not in map(base, access.split()):
+                        continue
+                    given.app.state.limits = CallerLimits(1.0)
+                    headers = {"Authorization": f"Bearer {secrets[token]}"}
+                    url = path.format(**given.ids) + query
+                    found = refusal(await client.request(method, url, headers=headers, json=body))
+                    right = expected(token, access, path)
+                    if not right and not token.is_mine and expected(token, unlimited, path):
+                        right = "theirs"
+                    if found != right and (right, found) not in THEIRS_REFUSED:
+                        wrong.append((method, path, token, found, right))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("service", sorted(TABLE.keys() - {"simulator", "monitor"}))
 def test_the_api_document_tells_the_access(service: str) -> None:
     """Scopes are alternatives in the OpenAPI document; what needs no token says so."""
     document, shown = apps()[service].openapi(), {}

@@ -25,7 +25,7 @@ from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api
 from slipway_common.base.clock import utc_now
 from slipway_common.base.tls import client_context
-from slipway_common.web import connections
+from slipway_common.web import beside, connections
 from slipway_common.web.certificates import find_problems
 from slipway_common.web.listening import ForHost, ListenerSettings, divided, server_options
 from slipway_local.servers.ports import free_ports
@@ -242,3 +242,18 @@ async def test_connections_that_send_nothing_keep_nobody_out() -> None:
         assert await waiting[0][0].read() == b""
         for _, writer in waiting:
             writer.close()
+
+
+async def test_a_server_beside_the_work_of_a_process(tmp_path: Path) -> None:
+    """It has the certificate of the process, such as the Boskos API that of the lease-broker, and ends with it."""
+    authority = Authority(tmp_path)
+    settings = ListenerSettings(tls_certificate_file=authority.issue("service"))
+    app = Starlette(routes=[Route("/whoami", whoami)])
+    async with beside.served(app, settings, "127.0.0.1", 0) as port:
+        context = client_context(ca_file=authority.ca_file)
+        async with httpx2.AsyncClient(verify=context, trust_env=False) as http:
+            assert (await http.get(f"https://127.0.0.1:{port}/whoami")).json()["scheme"] == "https"
+            with pytest.raises(httpx2.TransportError):
+                await http.get(f"http://127.0.0.1:{port}/whoami")
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)

@@ -214,6 +214,7 @@ class Service:
         app.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_BYTES_MIN, compresslevel=1)
         limits.install(app)  # last: what is refused passes no other middleware
         app.include_router(routes.health)
+        app.include_router(routes.measured)
         app.include_router(routes.described)
         app.state.renewed = self.renewed
         app.include_router(routes.about)

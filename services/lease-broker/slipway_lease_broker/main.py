@@ -47,7 +47,7 @@ def build(settings: Settings) -> Service:
         runtime=runtime,
     )
     tokens = Tokens(settings.tokens_file)
-    boskos = Port(admissions, tokens, host=settings.boskos_host, number=settings.boskos_port or 0)
+    boskos = Port(admissions, tokens, settings)
     return Service(
         "lease-broker",
         settings,

@@ -4,21 +4,22 @@ import argparse
 import asyncio
 import contextlib
 import inspect
+import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Final
-
-from prometheus_client import start_http_server
 
 from slipway_api.events.pool import DemandReported
 from slipway_common.base.process.groups import keep_private
 from slipway_common.base.settings import from_environment
 from slipway_common.declaration.strict_yaml import Invalid
 from slipway_common.observability import telemetry
+from slipway_common.web import beside
 from slipway_monitor.domain.counts import Unreadable, reports
+from slipway_monitor.http import app
 from slipway_monitor.leadership import Alone, Leadership
 from slipway_monitor.loops.report import Reporter, close, read_once
 from slipway_monitor.loops.watch import watched
@@ -69,14 +70,17 @@ def run(entries: list[Entry]) -> int:
 
     The file is read at the start: restart the monitor after a change. SLIPWAY_KAFKA names the brokers. With
     SLIPWAY_DATABASE_URL several replicas share the sources, each read by one of them; without it run one. Metrics are
-    on SLIPWAY_PORT (7305).
+    on SLIPWAY_PORT (7305), for tokens of SLIPWAY_TOKENS_FILE with the scope read:metrics.
 
     Example:
       SLIPWAY_KAFKA=127.0.0.1:9092 slipway-monitor run sources.yaml
     """
     settings = from_environment(Settings)
     telemetry.configure_logs("monitor")
-    asyncio.run(_run(entries, settings))
+    try:
+        asyncio.run(_run(entries, settings))
+    except PortInUse as error:
+        sys.exit(str(error))
     return 0
 
 
@@ -134,25 +138,45 @@ def _described(report: DemandReported) -> str:
     return f"{report.pending} waiting; those that run are the claims that workers report"
 
 
+class PortInUse(Exception):
+    """Something else listens on the port; the text says so, and what to do."""
+
+
 async def _run(entries: list[Entry], settings: Settings) -> None:
-    """Report until SIGTERM or SIGINT."""
+    """Report until SIGTERM or SIGINT. Raises PortInUse."""
     keep_private()
-    if settings.port:
-        start_http_server(settings.port, settings.host)
-    reporting = asyncio.create_task(_report(entries, settings))
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signum, reporting.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await reporting
+    started = asyncio.Event()
+    async with contextlib.AsyncExitStack() as stack:
+        if settings.port:
+            await stack.enter_async_context(_served(settings, started))
+        reporting = asyncio.create_task(_report(entries, settings, started))
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(signum, reporting.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await reporting
     LOG.info("stopped")
 
 
-async def _report(entries: list[Entry], settings: Settings) -> None:
+@contextlib.asynccontextmanager
+async def _served(settings: Settings, started: asyncio.Event) -> AsyncIterator[None]:
+    routes = app(settings, lambda: [] if started.is_set() else ["the broker is unavailable"])
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(beside.served(routes, settings, settings.host, settings.port))
+        except OSError as error:
+            where = f"{settings.host}:{settings.port}: {os.strerror(error.errno or 0)}"
+            advice = "stop what listens there, or set SLIPWAY_HOST and SLIPWAY_PORT"
+            raise PortInUse(f"monitor cannot listen on {where}; {advice}") from None
+        yield
+
+
+async def _report(entries: list[Entry], settings: Settings, started: asyncio.Event) -> None:
     names, url = [entry.settings.name for entry in entries], settings.database_url
     leadership = Leadership(url, settings.topic_prefix, names) if url else Alone()
     publisher, rng = Publisher(settings.kafka_access, settings.topic_prefix), Random()  # noqa: S311 (spreads reads)
     try:
         await publisher.start()
+        started.set()
         with watched():
             async with asyncio.TaskGroup() as group:
                 group.create_task(leadership.run())

@@ -18,6 +18,7 @@ from slipway_provisioner.apply.enrolment import Enroller
 from slipway_provisioner.apply.recovery import stop_until_confirmed
 from slipway_provisioner.apply.workspace_runs import WorkspaceRuns
 from slipway_provisioner.domain.declaration import Times
+from slipway_provisioner.domain.operator import in_environment
 from slipway_provisioner.handlers import demand, leases, signals
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
 from slipway_provisioner.handlers.weights import WeightView
@@ -74,6 +75,12 @@ def build(settings: Settings) -> Service:
         )
     )
     providers |= permitted(found, settings.operator_settings())
+    secrets_of = [] if settings.secrets_in_environment else in_environment(settings.operator_settings())
+    if secrets_of:
+        raise UnusableSettings(
+            f"{listed(secrets_of)} would be read from the environment, which others are shown; write them into a file "
+            "that only this user can read, and `file: PATH` instead of `environment`"
+        )
     commands_of = [] if settings.child_user else running_commands(providers)
     if commands_of and not settings.commands_as_service:
         raise UnusableSettings(

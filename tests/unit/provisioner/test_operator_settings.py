@@ -208,6 +208,25 @@ def test_the_default_is_none() -> None:
 
 
 @pytest.mark.parametrize(
+    ("where", "given", "starts"),
+    [
+        ("environment: CI_AWS", {}, False),
+        ("environment: CI_AWS", {"secrets_in_environment": True}, True),
+        ("file: /run/secrets/aws", {}, True),
+    ],
+)
+def test_credentials_are_files(where: str, given: dict[str, Any], starts: bool) -> None:
+    """Those of accounts, too, but for a demo."""
+    providers = f"aws:\n  credentials:\n    ci: {{{where}}}\n"
+    settings = Settings(database_url="", kafka="", registration_keys=KEY, providers=providers, **given)
+    if starts:
+        build(settings)
+        return
+    with pytest.raises(UnusableSettings, match=r"aws\.credentials\.ci .*; write them into a file .* `file: PATH`"):
+        build(settings)
+
+
+@pytest.mark.parametrize(
     ("given", "starts"),
     [
         ({"providers": "simulated"}, True),

@@ -77,12 +77,15 @@ async def readyz(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Answer[Rea
     return Unavailable(readiness) if reasons else Answer(readiness)
 
 
-described = Router(include_in_schema=False)
+measured = Router(include_in_schema=False)
 
 
-@described.get("/metrics", dependencies=[Depends(Needs("read:metrics"))])
+@measured.get("/metrics", dependencies=[Depends(Needs("read:metrics"))])
 async def metrics() -> Annotated[PlainTextResponse, Untyped("text in the format of Prometheus")]:
     return PlainTextResponse(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+
+described = Router(include_in_schema=False)
 
 
 @described.get("/openapi.json", dependencies=[READ])

@@ -62,7 +62,7 @@ class RedisQueue:
                 [sys.executable, "-m", "slipway_monitor.main", "run", file],
                 env=environment | {"SLIPWAY_PORT": str(self.metrics)},
                 log=log("monitor.log"),
-                ready=partial(http_ready, self.metrics, "/metrics"),
+                ready=partial(http_ready, self.metrics, "/readyz"),
             )
         )
         self._filling = asyncio.create_task(self._fill())

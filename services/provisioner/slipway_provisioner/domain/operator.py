@@ -42,6 +42,16 @@ class OfProvider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 OperatorSettings = Mapping[str, OfProvider]
 
 
+def in_environment(settings: OperatorSettings | None) -> list[str]:
+    """Places of the credentials that are variables of this service."""
+    return [
+        f"{name}.credentials.{credential}"
+        for name, own in sorted((settings or {}).items())
+        for credential, where in sorted(own.credentials.items())
+        if where.environment is not None
+    ]
+
+
 def operator_settings(value: Any) -> OperatorSettings | None:
     """Settings from the value of SLIPWAY_PROVIDERS: names with commas between them, a list of names, or a mapping of
     names to `entries` and `credentials`. None for an empty one, which stands for the default. Raises ValueError with
