@@ -162,6 +162,11 @@ flood: $(READY) ## Callers that send too much beside people and machines, and be
 try-secured: $(READY) ## Services on Kafka with SASL_SSL and ACLs, Debian's PostgreSQL with hostssl, and HTTPS: each secret replaced, refusals with reasons, a capture of loopback; as root
 	@$(RUN) -m tests.secured
 
+.PHONY: try-proxies
+try-proxies: $(READY) ## nginx and Caddy of Debian before a service, with infra/proxies: addresses, paths, long polls; Error 3: not all are installed
+	@-infra/tools.sh nginx:nginx caddy:caddy
+	@$(RUN) -m tests.proxies
+
 .PHONY: alert-sinks
 alert-sinks: $(READY) tools ## Alerts forwarded to a webhook and to Alertmanager, both sides restarted in the middle: each page once: MUTANT=
 	@$(RUN) -m $(BROKEN) pytest -q -s tests/contract/test_alert_sinks.py

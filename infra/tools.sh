@@ -1,13 +1,16 @@
 #!/bin/sh
-# Installs the external programs that some tests and guides call: kcat, tmux, promtool, Alertmanager, Redis and RabbitMQ.
+# Installs the external programs that some tests and guides call: kcat, tmux, promtool, Alertmanager, Redis and RabbitMQ, or
+# those of its arguments, each as PROGRAM:PACKAGE.
 #
 # Needs Debian or a derivative, and root or a sudo without password; otherwise it prints the missing packages and exits
 # with 2. Tests start what they need themselves, so the services of the packages are not started.
 set -eu
 
+tools=${*:-"kcat:kcat tmux:tmux promtool:prometheus prometheus-alertmanager:prometheus-alertmanager \
+    redis-server:redis-server rabbitmq-server:rabbitmq-server"}
+
 missing() { # Debian packages of the programs that are not on the PATH
-    for tool in kcat:kcat tmux:tmux promtool:prometheus prometheus-alertmanager:prometheus-alertmanager \
-        redis-server:redis-server rabbitmq-server:rabbitmq-server; do
+    for tool in $tools; do
         command -v "${tool%:*}" >/dev/null || printf ' %s' "${tool#*:}"
     done
 }
@@ -45,7 +48,7 @@ install() {
 }
 install || { $root apt-get update --quiet && install; } || refuse "apt-get could not install$packages"
 for service in $packages; do
-    case $service in prometheus* | redis* | rabbitmq*)
+    case $service in prometheus* | redis* | rabbitmq* | nginx | caddy)
         if command -v systemctl >/dev/null; then $root systemctl --quiet disable "$service"; fi
         ;;
     esac
