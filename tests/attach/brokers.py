@@ -38,6 +38,7 @@ class RabbitQueue(AttachedQueue):
         self.amqp, self.api = Gate(self.server.port), Gate(self.server.api)
         self.seen: list[Entry] = []
         self.connection: Any = None
+        self.restarting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self.server.start()
@@ -51,6 +52,8 @@ class RabbitQueue(AttachedQueue):
 
     async def close(self) -> None:
         await self._shut()
+        if self.restarting is not None:
+            await self.restarting
         await self.server.close()
 
     async def _shut(self) -> None:
@@ -58,12 +61,18 @@ class RabbitQueue(AttachedQueue):
         await self.api.shut()
 
     async def away(self) -> None:
-        # Its stop takes seconds, in which machines would boot and take tasks; killed, it forgets what was acknowledged.
+        # Its stop and its start take seconds, in which machines would boot and take tasks, and which nobody has to wait
+        # for; killed, it forgets what was acknowledged.
         await self._shut()
+        self.restarting = asyncio.create_task(self._restart())
+
+    async def _restart(self) -> None:
         await self.server.away()
+        await self.server.back()
 
     async def back(self) -> None:
-        await self.server.back()
+        assert self.restarting is not None
+        await self.restarting
         await self._open()
 
     def sources(self) -> list[dict[str, Any]]:

@@ -12,7 +12,11 @@ from math import inf
 from random import Random
 from typing import Any, Final
 
+import msgspec
+from aiokafka import AIOKafkaConsumer
+
 from slipway_api.events.pool import DemandReported
+from slipway_api.events.topics import POOL_DEMAND
 from slipway_api.percent import encoded
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.process.guard import guard
@@ -26,7 +30,7 @@ from tests.attach.deployed import Monitors, declaration, entries
 from tests.attach.judge import Entry, Machine, Sample, Task, is_right, surplus
 from tests.attach.queues import AGAIN, ONCE, POOLS, AttachedQueue
 from tests.contract.sources.worlds import NotAvailable
-from tests.drills.harness import Harness, NotReached, fetch, gathered
+from tests.drills.harness import Harness, NotReached, fetch
 from tests.support.folders import temporary_folder
 
 KINDS: Final[dict[str, tuple[str, type[AttachedQueue]]]] = {
@@ -62,8 +66,13 @@ FROM provisioner.worker w WHERE pool_id = $1 AND launched_at IS NOT NULL"""
 
 async def reports(deployment: Deployment) -> list[DemandReported]:
     """All reports on the topic, those of a pool in their order."""
-    published = (await gathered(deployment)).published
-    return [record.event for record in published if isinstance(record.event, DemandReported)]
+    name, found = deployment.prefix + POOL_DEMAND.name, []
+    async with AIOKafkaConsumer(name, bootstrap_servers=deployment.kafka, auto_offset_reset="earliest") as consumer:
+        ends = await consumer.end_offsets(consumer.assignment())
+        while any([await consumer.position(partition) < end for partition, end in ends.items()]):
+            for records in (await consumer.getmany(timeout_ms=200)).values():
+                found += [msgspec.json.decode(record.value, type=DemandReported) for record in records if record.value]
+    return found
 
 
 class Run:
@@ -165,12 +174,12 @@ class Run:
         if lost := kept - {row["id"] for row in await fetch(self.deployment, alive, ONCE)}:
             self.problems.append(f"{len(lost)} idle workers were stopped while the server was away")
         ended = utc_now().timestamp()
+        await self.queue.back()
+        self.harness.log("the server is back")
         seen = [event.observed_at.timestamp() for event in await reports(self.deployment)]
         late = [at for at in seen if began + 2 * INTERVAL_SECONDS < at < ended]
         if late:
             self.problems.append(f"{len(late)} reports while the server was away")
-        await self.queue.back()
-        self.harness.log("the server is back")
         await self.harness.until(self.all_done, "all tasks are done", within_seconds=STEP_SECONDS)
 
         async def is_over() -> bool:
