@@ -14,13 +14,17 @@ from typing import Any, ClassVar, Final
 
 import asyncpg
 import pytest
+from structlog.testing import capture_logs
 
 from slipway_api.events.pool import DemandReported
 from slipway_api.events.topics import POOL_DEMAND
 from slipway_common.base.clock import utc_now
+from slipway_common.database import outage
+from slipway_common.database.outage import Outage
 from slipway_common.declaration.strict_yaml import write
 from slipway_common.messaging.envelope import decode, decode_data
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_monitor import leadership
 from slipway_monitor.domain.counts import Counts, Unreadable
 from slipway_monitor.leadership import Alone, Leadership
 from slipway_monitor.loops.report import Reporter
@@ -181,6 +185,19 @@ async def test_a_leader_that_is_stopped_and_continued(place: Place, tmp_path: Pa
         await until(lambda: leaders(3), "the first leads again")
     found = await epochs()
     assert found == sorted(found)
+
+
+async def test_an_outage_of_the_database_of_locks_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a replica tries to connect. No source is led meanwhile."""
+    outages = Outage()
+    monkeypatch.setattr(outage, "OF_THIS_PROCESS", outages)
+    monkeypatch.setattr(leadership, "RETRY_SECONDS", 0.01)
+    alone = Leadership("postgresql://127.0.0.1:1/none", "scope/", ["q"])
+    with capture_logs() as logs:
+        async with running(alone.run()):
+            await until(lambda: outages._failures > 5 or len(logs) > 5, "it has tried to connect")
+    assert not alone.leads("q")
+    assert len(logs) == 1
 
 
 @pytest.fixture

@@ -3,13 +3,15 @@
 import logging
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from math import inf
 from typing import Any, Final
 
 import structlog
 
+from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import random_bytes
 from slipway_common.base.redaction import redacted, redacted_traceback
 from slipway_common.observability import metrics
@@ -31,6 +33,25 @@ OWN: Final = "slipway_"
 """Beginning of the names of Slipway's own loggers, whose messages are constants."""
 LOGGED_CHARACTERS_MAX: Final = 2_000
 LOOP_FAILURES: Final = metrics.counter("slipway_loop_failures_total")
+
+
+class OncePerMinute(logging.Filter):
+    """Passes a line of the Kafka client once a minute: in an outage it logs each attempt to connect, ten a second. What
+    an outage means is logged by ourselves."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic_seconds) -> None:
+        super().__init__()
+        self._clock = clock
+        self._passed: dict[tuple[str, int], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.partition(".")[0] != "aiokafka":
+            return True
+        place, now = (record.pathname, record.lineno), self._clock()
+        if now < self._passed.get(place, -inf) + 60.0:
+            return False
+        self._passed[place] = now
+        return True
 
 
 def logger(name: str) -> structlog.stdlib.BoundLogger:
@@ -63,6 +84,7 @@ def configure_logs(service: str, level: int = logging.INFO) -> None:
             ],
         )
     )
+    handler.addFilter(OncePerMinute())
     logging.basicConfig(handlers=[handler], level=level, force=True)
     # At INFO they log every request, fetch and heartbeat.
     for noisy in ("aiokafka", "uvicorn.access", "httpx2", "httpcore2", "faststream", "asyncio"):
