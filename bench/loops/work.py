@@ -9,11 +9,11 @@ import msgspec
 from bench.loops.fleet import LONG
 from slipway_common.database.postgres import Database
 from slipway_common.database.retention import PruneLoop
+from slipway_common.measure import InTurn
 from slipway_common.messaging.retention import RETENTION as MESSAGING_RETENTION
 from slipway_provisioner.domain.cloud import Instance, InstanceState
-from slipway_provisioner.loops import plan, roll_out
+from slipway_provisioner.loops import measure, plan, roll_out
 from slipway_provisioner.loops.check_accounts import AccountChecks
-from slipway_provisioner.loops.measure import PoolMeasure
 from slipway_provisioner.store import gauges
 from slipway_provisioner.store.functions import LIMITED_KEYS
 from slipway_provisioner.store.retention import RETENTION
@@ -73,7 +73,7 @@ class _Measured:
     """Pools measured in turn, by provisioner, as in a process of its own."""
 
     def __init__(self) -> None:
-        self._of: dict[int, PoolMeasure] = {}
+        self._of: dict[int, InTurn] = {}
 
     async def step(self, provisioner: Provisioner) -> None:
         await self._of[id(provisioner)].step(provisioner.database)
@@ -82,7 +82,7 @@ class _Measured:
         """Number of pools of a step. At first all pools are measured once, since a new series costs more."""
         pools: int = await provisioner.database.fetchval("SELECT count(*) FROM worker_pool")
         if id(provisioner) not in self._of:
-            self._of[id(provisioner)] = PoolMeasure()
+            self._of[id(provisioner)] = measure.pools()
             for _ in range(0, pools, gauges.POOLS_AT_ONCE):
                 await self.step(provisioner)
         return min(gauges.POOLS_AT_ONCE, pools)

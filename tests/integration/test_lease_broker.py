@@ -31,6 +31,7 @@ from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.grant_waiters import GrantWaiters
 from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.loops.gangs import GangLoop
+from slipway_lease_broker.loops.sweep import sweep
 from slipway_lease_broker.metrics import UNDECIDED
 from slipway_lease_broker.store import answers, requests
 from slipway_lease_broker.store import leases as store_leases
@@ -333,6 +334,19 @@ async def test_pools_do_not_wait_for_each_other(broker: Broker) -> None:
         ("a", "r1", 1),
         ("b", "r1", 1),
     ]
+
+
+async def test_many_pools_are_not_verified_at_once(broker: Broker) -> None:
+    """Those that are declared together are verified within a round, each once, and not all by the next sweep."""
+    await broker.declare(terms("sim-a"), *(terms(f"p{number}") for number in range(149)))
+    for verified in (2, 4):
+        await sweep(broker.pool)
+        assert await broker.pool.fetchval("SELECT count(verified_at) FROM lease_pools") == verified
+    for _ in range(73):
+        await sweep(broker.pool)
+    await broker.set_clock(1)
+    await sweep(broker.pool)
+    assert await broker.pool.fetchval("SELECT count(*) FROM lease_pools WHERE verified_at = $1", START) == 150
 
 
 async def test_a_batch_finds_its_rows_by_their_keys(broker: Broker) -> None:

@@ -12,15 +12,16 @@ from slipway_api.events.lifecycle import LIVE
 from slipway_api.events.topics import WORKER_LIFECYCLE
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.measure import SERVICE_GAUGES, Measure, service_readings
+from slipway_common.measure import SERVICE_GAUGES, InTurn, Measure, service_readings
 from slipway_common.messaging.records import Received
 from slipway_common.observability.metrics import Readings
 from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.store import gauges as broker_gauges
+from slipway_lease_broker.store.gauges import ROWS_AT_ONCE
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.loops.measure import PoolMeasure, measure
+from slipway_provisioner.loops.measure import measure, pools
 from slipway_provisioner.loops.roll_out import roll_out_next
 from slipway_provisioner.store import workspace_runs
 from slipway_provisioner.store.gauges import POOLS_AT_ONCE
@@ -139,7 +140,7 @@ async def test_pools_are_measured_in_turn(postgres: EmbeddedPostgres) -> None:
     async with provisioner_on(postgres) as provisioner:
         await provisioner.declare(declared("zone-a"))
         await provisioner.database.execute(copies, POOLS_AT_ONCE + 50)
-        measured = PoolMeasure()
+        measured = pools()
 
         async def shown() -> set[str]:
             await measured.step(provisioner.database)
@@ -180,13 +181,30 @@ async def test_leases(postgres: EmbeddedPostgres) -> None:
         await broker.send(acquire_request("r1", 5))
         await broker.decide()
         await broker.set_clock(40)
-        await Measure(broker_gauges.NAMES, broker_gauges.read).step(broker.pool)
+        await InTurn(broker_gauges.NAMES, broker_gauges.read_next).step(broker.pool)
         assert current("slipway_lease_limit_units") == current("slipway_lease_held_units") == {("sim-a",): 2}
         assert current("slipway_lease_waiting_units") == {("sim-a",): 3}
         assert current("slipway_lease_oldest_wait_seconds") == {("sim-a",): 40}
         assert current("slipway_leases") == {("sim-a", "reserved"): 1, ("sim-a", "confirmed"): 0, ("sim-a", "lost"): 0}
         assert current("slipway_lease_tenant_held_units") == {("sim-a", "linux"): 2}
         assert current("slipway_lease_tenant_waiting_units") == {("sim-a", "linux"): 3}
+
+
+async def test_lease_pools_with_many_rows_are_measured_in_turn(postgres: EmbeddedPostgres) -> None:
+    """A turn ends with the pool that completes its rows, so that a reading costs the same however many there are."""
+    async with broker_on(postgres) as broker:
+        await broker.declare(*(terms(name) for name in ("a", "b", "c", "d")))
+        await broker.pool.execute("UPDATE lease_pools SET waiting_requests = $1 WHERE id = 'c'", ROWS_AT_ONCE)
+        measured = InTurn(broker_gauges.NAMES, broker_gauges.read_next)
+
+        async def shown() -> set[str]:
+            await measured.step(broker.pool)
+            return {pool for (pool,) in current("slipway_lease_limit_units")}
+
+        assert await shown() == {"a", "b", "c"}
+        assert await shown() == {"a", "b", "c", "d"}
+        await broker.declare(*(terms(name) for name in ("a", "c", "d")))
+        assert await shown() == {"a", "c", "d"}
 
 
 async def test_admission_is_counted(postgres: EmbeddedPostgres) -> None:

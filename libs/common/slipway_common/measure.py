@@ -1,7 +1,7 @@
 """Gauges measured every few seconds from the database and the subscriptions."""
 
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, TypeAlias
 
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.database.postgres import Database
@@ -43,6 +43,41 @@ class Measure:
         finally:
             await self.board.show(readings)
         return False
+
+
+ReadNext: TypeAlias = Callable[[Database, str], Awaitable[tuple[Mapping[str, Readings], bool]]]
+"""Reads the next subjects after an id, in the order of their ids: their readings, and whether there are more."""
+
+
+class InTurn:
+    """Loop step that reads the gauges `names` of a part of their subjects, in turn: it costs the same however many
+    there are. Each is shown until its next turn."""
+
+    def __init__(self, names: tuple[str, ...], read_next: ReadNext) -> None:
+        self.board = Board(*names)
+        self.read_next = read_next
+        self._after = ""
+        self._shown: set[str] = set()
+
+    async def step(self, database: Database) -> bool:
+        """Show the next subjects, and remove those of their place in the order that do not exist any more."""
+        try:
+            read, more = await self.read_next(database, self._after)
+        except Exception:
+            await self._remove(self._shown)  # as outdated values would look current
+            raise
+        last = max(read) if more else ""
+        await self._remove({id_ for id_ in self._shown - read.keys() if id_ > self._after and (not last or id_ < last)})
+        for id_, readings in read.items():
+            await self.board.show(readings, part=id_)
+        self._shown |= read.keys()
+        self._after = last
+        return False
+
+    async def _remove(self, ids: set[str]) -> None:
+        for id_ in ids:
+            await self.board.show({}, part=id_)
+        self._shown -= ids
 
 
 async def service_readings(database: Database, runtime: Runtime) -> Readings:

@@ -1,9 +1,11 @@
 """Entry point of the lease-broker: its consumers, loops and routes."""
 
+from typing import Final
+
 from slipway_api.events.topics import LEASE_REQUEST, TOPICS
 from slipway_common.base.settings import from_environment
 from slipway_common.database.postgres import Connection
-from slipway_common.measure import MEASURE_SECONDS, Measure
+from slipway_common.measure import MEASURE_SECONDS, InTurn
 from slipway_common.messaging.incarnation import Incarnation
 from slipway_common.messaging.topic_admin import partition_counts
 from slipway_common.service import Loop, Service
@@ -21,11 +23,13 @@ from slipway_lease_broker.http.group_commit import GroupCommit
 from slipway_lease_broker.http.known_leases import KnownLeases
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
-from slipway_lease_broker.loops.sweep import sweep
+from slipway_lease_broker.loops.sweep import SWEEP_SECONDS, sweep
 from slipway_lease_broker.progress import RECORD_SECONDS, RequestProgress
 from slipway_lease_broker.settings import Settings
 from slipway_lease_broker.store import gauges, terms
 from slipway_lease_broker.store.retention import RETENTION
+
+PAUSE_SECONDS: Final = 0.05
 
 
 def build(settings: Settings) -> Service:
@@ -55,12 +59,12 @@ def build(settings: Settings) -> Service:
         tokens=tokens,
         consumes={LEASE_REQUEST: LeaseCommandHandler(admissions).handle},
         loops=[
-            # Deadlines pass on a tick; requests and releases wake it.
-            Loop("decide", DecideLoop(admissions).step, tick_seconds=0.5),
-            Loop("reception", progress.record, RECORD_SECONDS),
-            Loop("gangs", GangLoop(admissions).step, tick_seconds=1.0),
-            Loop("sweep", sweep, tick_seconds=5.0),
-            Loop("measure", Measure(gauges.NAMES, gauges.read).step, MEASURE_SECONDS, woken=False),
+            # Deadlines pass on a tick. Commands wake it, but mostly are decided already: those of a pause share a look.
+            Loop("decide", DecideLoop(admissions).step, tick_seconds=0.5, pause_seconds=PAUSE_SECONDS),
+            Loop("reception", progress.record, RECORD_SECONDS, woken=False),
+            Loop("gangs", GangLoop(admissions).step, tick_seconds=1.0, pause_seconds=PAUSE_SECONDS),
+            Loop("sweep", sweep, SWEEP_SECONDS, woken=False),
+            Loop("measure", InTurn(gauges.NAMES, gauges.read_next).step, MEASURE_SECONDS, woken=False),
         ],
         routers=[leases.router, lease_pools.router, http_gangs.router, slots.router],
         resources=[

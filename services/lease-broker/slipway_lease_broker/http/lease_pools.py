@@ -120,7 +120,7 @@ async def get_lease_pools(database: DatabaseDep) -> Answer[Items[api.LeasePool]]
 @router.get("/lease-pools/{lease_pool_id:id}", dependencies=[READ_OR_HOLD])
 async def get_lease_pool(database: DatabaseDep, lease_pool_id: Name) -> Answer[api.LeasePool]:
     """Show one lease pool as in the list."""
-    found = await pools.overview(database, lease_pool_id)
+    found = await pools.overview(database, [lease_pool_id])
     if not found:
         raise problem(unknown_lease_pool(lease_pool_id))
     return Answer(overview(found[0]))

@@ -38,7 +38,9 @@ FIXED: Final = lease_pool.c[
 STATE: Final = [field for field in TERMS if field.name not in FIXED]
 ONE: Final = lease_pool.c.id == bindparam("id")
 ANY: Final = lease_pool.c.id == any_(array("ids", lease_pool.c.id))
-IS_DUE: Final = or_(lease_pool.c.dirty, lease_pool.c.wake_at <= func.slipway_clock())
+# Read once in a statement, not for each pool.
+AT: Final = select(func.slipway_clock()).scalar_subquery()
+IS_DUE: Final = or_(lease_pool.c.dirty, lease_pool.c.wake_at <= AT)
 
 NOW: Final = "slipway_clock()"
 CLOCK: Final = f"SELECT {NOW}"
@@ -50,9 +52,7 @@ DUE: Final = Statement(
     select(
         lease_pool.c.id,
         lease_pool.c.dirty,
-        func.coalesce(
-            lease_pool.c.wake_at < func.slipway_clock() - text(f"interval '{LATE_SECONDS} s'"), text("false")
-        ).label("late"),
+        func.coalesce(lease_pool.c.wake_at < AT - text(f"interval '{LATE_SECONDS} s'"), text("false")).label("late"),
     ).where(IS_DUE)
 )
 # The pool decided longest ago comes first, so that a busy pool cannot keep others waiting. The condition is checked
@@ -107,12 +107,13 @@ PUT_OFF: Final = Statement(
     )
 )
 
+NUMBER: Final = Statement(select(func.count()).select_from(lease_pool))
 CLAIM_UNVERIFIED: Final = Statement(
     select(*TERMS)
     .where(
         or_(
             lease_pool.c.verified_at.is_(None),
-            lease_pool.c.verified_at < func.slipway_clock() - seconds("not_for"),
+            lease_pool.c.verified_at < AT - seconds("not_for"),
         )
     )
     .order_by(lease_pool.c.verified_at.nulls_first(), lease_pool.c.id)
@@ -177,6 +178,7 @@ SHOWN: Final = lease_pool.c[
     "blocked_until",
     "paces",
 ]
+SHOWN_POOL: Final = "(NOT archived OR held_units > 0 OR waiting_units > 0)"
 # The rate of grants is taken from the last hundred; if these span less than a minute it is extrapolated to one.
 OVERVIEW: Final = f"""
 SELECT {names(SHOWN)}, adaptive AS adaptive_state, held_units AS held, waiting_units AS waiting,
@@ -190,7 +192,7 @@ FROM lease_pools AS p,
              FROM (SELECT granted_units, granted_at FROM leases WHERE lease_pool_id = p.id
                    ORDER BY fencing_token DESC LIMIT 100) AS last
              WHERE granted_at > slipway_clock() - interval '1 minute') AS pace
-WHERE (NOT archived OR held_units > 0 OR waiting_units > 0) AND ($1::text IS NULL OR id = $1) ORDER BY id"""
+WHERE {SHOWN_POOL} AND ($1::text[] IS NULL OR id = ANY($1)) ORDER BY id"""
 
 
 class Overview(Declared, frozen=True, kw_only=True):
@@ -322,6 +324,12 @@ async def put_off(db: Connection | Database, lease_pool_id: str, reason: str, *,
     await db.execute(PUT_OFF.text, *PUT_OFF.arguments(id=lease_pool_id, delay=seconds, reason=reason))
 
 
+async def number(db: Connection) -> int:
+    """Number of lease pools, archived ones included."""
+    found: int = await db.fetchval(NUMBER.text)
+    return found
+
+
 async def claim_unverified(tx: Connection, *, not_for_seconds: float) -> LeasePool | None:
     """Lock the pool that was verified longest ago and is not locked; None when each was verified within the time."""
     row = await tx.fetchrow(CLAIM_UNVERIFIED.text, not_for_seconds)
@@ -360,6 +368,6 @@ async def declare(tx: Connection, pools: Sequence[Declared]) -> int:
     return len(await tx.fetch(DECLARE.text, *DECLARE.rows(pools)))
 
 
-async def overview(db: Connection, lease_pool_id: str | None = None) -> list[Overview]:
-    """All lease pools, or one."""
-    return structs(await db.fetch(OVERVIEW, lease_pool_id), Overview)
+async def overview(db: Connection, ids: Collection[str] | None = None) -> list[Overview]:
+    """The lease pools that are declared or in use, in ascending order of ids: all, or of these."""
+    return structs(await db.fetch(OVERVIEW, None if ids is None else list(ids)), Overview)

@@ -104,6 +104,7 @@ lease_pool = Table(
     Column("derived_until", TIME),
     required("derived_alerted", Boolean, default=NO),
 )
+Index("lease_pools_verified", lease_pool.c.verified_at.nulls_first(), lease_pool.c.id)
 
 request = Table(
     "requests",

@@ -95,9 +95,9 @@ async def read(db: Connection) -> Readings:
     }
 
 
-async def read_pools(db: Connection, after: str) -> Mapping[str, Readings]:
+async def read_pools(db: Connection, after: str) -> tuple[Mapping[str, Readings], bool]:
     """Readings of the gauges in POOL_NAMES, of the first POOLS_AT_ONCE pools whose id follows `after`, in their
-    order."""
+    order, and whether there may be more."""
     ids = [row["id"] for row in await db.fetch(NEXT_POOLS, after)]
     found: dict[str, dict[str, dict[tuple[str, ...], Any]]] = {id_: {name: {} for name in POOL_NAMES} for id_ in ids}
     for pool in await summaries.pools_of(db, ids):
@@ -113,4 +113,4 @@ async def read_pools(db: Connection, after: str) -> Mapping[str, Readings]:
     for row in await db.fetch(WORKERS, ids):
         of_state = (row["pool_id"], row["launch_config_id"], row["state"])
         found[row["pool_id"]]["slipway_workers"][of_state] = row["number"]
-    return found
+    return found, len(ids) == POOLS_AT_ONCE

@@ -191,6 +191,7 @@ CREATE TABLE lease_pools (
     derived_alerted BOOLEAN DEFAULT false NOT NULL,
     PRIMARY KEY (id)
 );
+CREATE INDEX lease_pools_verified ON lease_pools (verified_at NULLS FIRST, id);
 CREATE TABLE requests (
     lease_pool_id TEXT NOT NULL,
     id TEXT NOT NULL,
