@@ -167,9 +167,10 @@ class Broker:
 
 def _is_address(url: str) -> bool:
     try:
+        url.encode()
         where = urlsplit(url)
         return where.scheme in {"http", "https"} and bool(where.hostname) and where.port != 0
-    except ValueError:  # of a port that is none
+    except ValueError:  # of a port that is none, or of bytes of the environment that are no text
         return False
 
 
