@@ -362,6 +362,22 @@ async def test_weight_views_of_two_replicas(provisioner: Provisioner) -> None:
 
 
 @locking("store.weights.UPSERT_SHARED")
+async def test_a_turn_that_waited_for_another(provisioner: Provisioner) -> None:
+    """A record is compared with what another replica has stored meanwhile: a window that trips and recovers turns
+    twice, so that its pools are planned twice."""
+    share = SharedWindow(kind="image", id="simulated/linux-1", stage="boot", version=1, window=8)
+    tripped = msgspec.structs.replace(share, version=2, state="tripped")
+    healthy = msgspec.structs.replace(share, version=3)
+    await in_transaction(provisioner, lambda db: weights.upsert_shared(db, [share]))
+    async with provisioner.database.acquire() as db, db.transaction():
+        (first,) = await weights.upsert_shared(db, [tripped])
+        recovering = provisioner.start(in_transaction(provisioner, lambda db: weights.upsert_shared(db, [healthy])))
+        await provisioner.until_waiting(recovering)
+    (second,) = await recovering
+    assert (first.turned, second.turned) == (True, True)
+
+
+@locking("store.weights.UPSERT_SHARED")
 async def test_a_record_that_waited_for_a_plan(provisioner: Provisioner) -> None:
     """It trips a config that the plan saw as healthy, and marks the pool dirty: the next plan cancels waiting
     intents."""

@@ -50,16 +50,26 @@ WINDOW: Final = {
     }.items()
 }
 CHANGED: Final = tuple(WINDOW)[2:]
-# Versions that are not newer are dropped before rows are locked, since every record of a scope repeats the share.
+# Versions that are not newer are dropped before rows are locked, since every record of a scope repeats the share. The
+# rows are locked and read before any is written, by the count: before version 18 PostgreSQL returns no old rows.
 UPSERT_SHARED: Final = f"""
-INSERT INTO shared_window AS s ({names(WINDOW)})
-SELECT * FROM unnest({arrays(WINDOW)}) AS u ({names(WINDOW)})
-WHERE NOT EXISTS (SELECT FROM shared_window k WHERE (k.key, k.stage) = (u.key, u.stage) AND k.version >= u.version)
-ORDER BY key, stage
-ON CONFLICT (key, stage) DO UPDATE SET ({names(CHANGED)}) = ({names(CHANGED, "excluded.")})
-WHERE s.version < excluded.version
-RETURNING key, stage, coalesce(old.state, 'healthy') <> new.state AS turned,
-    new.unconfirmed > coalesce(old.unconfirmed, 0) AS failing"""
+WITH given AS (
+    SELECT u.* FROM unnest({arrays(WINDOW)}) AS u ({names(WINDOW)})
+    WHERE NOT EXISTS (
+        SELECT FROM shared_window k WHERE (k.key, k.stage) = (u.key, u.stage) AND k.version >= u.version)),
+before AS (
+    SELECT s.key, s.stage, s.state, s.unconfirmed
+    FROM shared_window s JOIN given g ON (g.key, g.stage) = (s.key, s.stage)
+    ORDER BY s.key, s.stage FOR UPDATE OF s),
+stored AS (
+    INSERT INTO shared_window AS s ({names(WINDOW)})
+    SELECT * FROM given WHERE (SELECT count(*) FROM before) >= 0 ORDER BY key, stage
+    ON CONFLICT (key, stage) DO UPDATE SET ({names(CHANGED)}) = ({names(CHANGED, "excluded.")})
+    WHERE s.version < excluded.version
+    RETURNING s.key, s.stage, s.state, s.unconfirmed)
+SELECT key, stage, coalesce(b.state, 'healthy') <> s.state AS turned,
+    s.unconfirmed > coalesce(b.unconfirmed, 0) AS failing
+FROM stored s LEFT JOIN before b USING (key, stage)"""
 # A success came between, so all failures since then count, even once there are as many as were forgiven.
 DELETE_FORGIVEN: Final = """
 DELETE FROM forgiven f USING shared_window s
