@@ -18,10 +18,11 @@ from aiokafka.errors import KafkaError
 from slipway_common.base.tls import client_context
 from slipway_common.messaging.clients import KafkaAccess, client_options
 from slipway_common.messaging.partitions import closed
+from slipway_provisioner.domain.registration import RegistrationKeys
 from tests.secured.servers import SLIPWAY
 
 if TYPE_CHECKING:
-    from tests.secured.__main__ import Deployment
+    from tests.secured.deployment import Deployment
 
 Case = tuple[str, Callable[[], Awaitable[Any]]]
 DAY = timedelta(days=1)
@@ -55,12 +56,15 @@ def kafka_cases(deployment: "Deployment") -> list[Case]:
     wrong, unknown = kafka.folder / "wrong.password", kafka.folder / "unknown.password"
     for path in (wrong, unknown):
         path.write_text("wrong")
+    replaced = kafka.folder / "replaced.password"
+    replaced.write_text(deployment.replaced["operators"])
     plain = KafkaAccess(bootstrap_servers=kafka.broker.bootstrap)
     by_address = kafka.access(user="operators")
     cases: list[Case] = [
         ("kafka: without TLS", known(plain)),
         ("kafka: password absent", known(kafka.by_certificate(None, bootstrap_servers=kafka.broker.bootstrap))),
         ("kafka: password wrong", known(kafka.access(user="operators", password_file=wrong))),
+        ("kafka: password replaced", known(kafka.access(user="operators", password_file=replaced))),
         ("kafka: user unknown", known(kafka.access(user="nobody", password_file=unknown))),
         ("kafka: mechanism not offered", known(kafka.access(user="operators", sasl_mechanism="PLAIN"))),
         ("kafka: broker of another authority", known(kafka.access(ca_file=deployment.other.ca_file))),
@@ -153,6 +157,17 @@ def http_cases(deployment: "Deployment") -> list[Case]:
     old.load_cert_chain(client)
     revoked = deployment.token
 
+    async def by_removed_key() -> str:
+        """Of the batch of a machine that has registered."""
+        worker = (await deployment.call("GET", "provisioner", "/workers?limit=1"))["items"][0]
+        key = RegistrationKeys(deployment.replaced["registration_keys"])
+        batch_id = worker["batch_id"]
+        body = {"batch_id": batch_id, "secret": key.secret(batch_id), "instance_id": worker["instance_id"]}
+        try:
+            return str(await deployment.call("POST", "provisioner", "/workers/register", body))
+        except httpx2.HTTPStatusError as error:
+            raise Refused(f"{error.response.status_code} {error.response.json()['title']}") from None
+
     async def after_revocation() -> str:
         deployment.tokens_file.write_text("[]\n")
         return await asked(revoked)()
@@ -195,6 +210,8 @@ def http_cases(deployment: "Deployment") -> list[Case]:
         ("http: certificate absent", asked(revoked, certificate=None)),
         ("http: token absent", asked()),
         ("http: token wrong", asked("wrong")),
+        ("http: token replaced", asked(deployment.replaced["token"])),
+        ("http: secret of a removed key", by_removed_key),
         ("http: token of another scope", with_another_scope),
         ("http: token for metrics", with_metrics_alone),
         ("http: token expired", expired),
@@ -209,7 +226,7 @@ def http_cases(deployment: "Deployment") -> list[Case]:
 async def postgres_cases(deployment: "Deployment") -> list[Case]:
     postgres = deployment.postgres
     by_password, by_certificate = "slipway_provisioner", "slipway_lease_broker"
-    password = deployment.database_password
+    password = deployment.database_passwords["provisioner"]
 
     def asked(user: str, statement: str = "SELECT 1", **given: Any) -> Callable[[], Awaitable[Any]]:
         async def ask() -> Any:
@@ -228,6 +245,7 @@ async def postgres_cases(deployment: "Deployment") -> list[Case]:
         ("postgres: without TLS", asked(by_password, password=password, sslmode="disable", sslrootcert=None)),
         ("postgres: password absent", asked(by_password, passfile=other_file)),
         ("postgres: password wrong", asked(by_password, password="wrong")),
+        ("postgres: password replaced", asked(by_password, password=deployment.replaced[by_password])),
         ("postgres: role unknown", asked("nobody", password="wrong")),
         (
             "postgres: server of another authority",

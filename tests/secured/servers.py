@@ -2,10 +2,12 @@
 hostssl alone; services over HTTPS."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +21,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # it names the
     AclOperation,
     AclPermissionType,
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
     ResourcePatternType,
     ResourceType,
     ScramCredentialInfo,
@@ -172,6 +177,22 @@ class SecuredKafka:
             future.result(30)
         self.write_password(user, password)
 
+    def renew_certificate(self) -> None:
+        """Replace the broker's certificate, and have both listeners read their file again."""
+        certificate = str(self.authority.issue("broker", hosts=("127.0.0.1",)))
+        changes = [
+            ConfigEntry(
+                f"listener.name.{listener}.ssl.keystore.location",
+                certificate,
+                incremental_operation=AlterConfigOpType.SET,
+            )
+            for listener in ("client", "certificate")
+        ]
+        broker = ConfigResource(ConfigResource.Type.BROKER, "1", incremental_configs=changes)
+        administrator = self.administrator()  # its requests end with it
+        for future in administrator.incremental_alter_configs([broker]).values():
+            future.result(30)
+
     def revoke(self, user: str) -> None:
         change = UserScramCredentialDeletion(user, ScramMechanism.SCRAM_SHA_512)
         administrator = self.administrator()  # its requests end with it
@@ -194,7 +215,6 @@ class SecuredPostgres:
         password_file = self.folder / "administrator"
         password_file.write_text(self._password)
         self.data.mkdir()
-        server = self.authority.issue("postgres", hosts=("127.0.0.1",))
         for path in (password_file, self.data):
             shutil.chown(path, "postgres", "postgres")
         as_postgres = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
@@ -211,14 +231,10 @@ class SecuredPostgres:
         ]
         command: list[str | Path] = [*as_postgres, *initdb, "--locale=C.UTF-8"]
         await asyncio.to_thread(partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL))
-        for name, source in (("server.pem", server), ("ca.pem", self.authority.ca_file)):
-            shutil.copy(source, self.data / name)
-            shutil.chown(self.data / name, "postgres", "postgres")
-            (self.data / name).chmod(0o600)
+        self._install("ca.pem", self.authority.ca_file)
+        self.install_certificate()
         (self.data / "pg_hba.conf").write_text(
-            "hostssl slipway slipway_lease_broker 127.0.0.1/32 cert\n"
-            "hostssl slipway slipway_weight_calculator 127.0.0.1/32 cert\n"
-            "hostssl all all 127.0.0.1/32 scram-sha-256\n"
+            "hostssl slipway slipway_lease_broker 127.0.0.1/32 cert\nhostssl all all 127.0.0.1/32 scram-sha-256\n"
         )
         options = {
             "listen_addresses": "127.0.0.1",
@@ -235,6 +251,32 @@ class SecuredPostgres:
         self._child = Child("postgres", serve, log=self.folder / "postgres.log")
         self._child.start()
         await self._child.ready(self._answers, 60)
+
+    def install_certificate(self) -> None:
+        """A new certificate, which connections have from the next reload on."""
+        self._install("server.pem", self.authority.issue("postgres", hosts=("127.0.0.1",)))
+
+    def _install(self, name: str, source: Path) -> None:
+        new = self.data / f"{name}.new"
+        shutil.copy(source, new)
+        shutil.chown(new, "postgres", "postgres")
+        new.chmod(0o600)
+        new.replace(self.data / name)
+
+    @contextlib.asynccontextmanager
+    async def administered(self, database: str = "slipway") -> AsyncIterator[asyncpg.Connection]:
+        """Connection of the administrator."""
+        connection = await asyncpg.connect(self.administrator(database))
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    async def change_password(self, password: str) -> None:
+        """Of the administrator."""
+        async with self.administered() as administrator:
+            await administrator.execute(f"ALTER ROLE admin PASSWORD '{password}'")
+        self._password = password
 
     async def _answers(self) -> bool:
         try:
@@ -268,10 +310,12 @@ def service(name: str, folder: Path, settings: dict[str, str]) -> Child:
     return child
 
 
-async def ready(url: str, ca_file: Path, certificate: Path) -> bool:
+async def unready(url: str, ca_file: Path, certificate: Path) -> str:
+    """Why a service is not ready; empty if it is."""
     context = client_context(ca_file=ca_file, certificate_file=certificate)
     try:
         async with httpx2.AsyncClient(verify=context, trust_env=False) as http:
-            return (await http.get(f"{url}/readyz")).status_code == 200
-    except httpx2.TransportError:
-        return False
+            answer = await http.get(f"{url}/readyz")
+    except httpx2.TransportError as error:
+        return repr(error)
+    return "" if answer.status_code == 200 else answer.text
