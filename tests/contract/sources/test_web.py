@@ -1,5 +1,6 @@
 """Behaviour common to sources over HTTP: ETags, Retry-After, proxies, a private CA, and pages that are no answer."""
 
+import gzip
 import ssl
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,16 @@ async def test_an_answer_that_is_no_count(page: Page, body: bytes) -> None:
     opened = source(f"{page.url}/queue")
     with pytest.raises(Unreadable):
         await counted(opened)
+    await opened.close()
+
+
+async def test_an_answer_that_is_compressed(page: Page) -> None:
+    """It was not asked for, and is not unpacked: 10 kB of it may be 10 MB."""
+    page.bodies, page.headers = {"/queue": gzip.compress(b"3" + b" " * 10_000_000)}, {"Content-Encoding": "gzip"}
+    opened = source(f"{page.url}/queue")
+    with pytest.raises(Unreadable, match="answered compressed"):
+        await counted(opened)
+    assert page.requests[0][1]["Accept-Encoding"] == "identity"
     await opened.close()
 
 

@@ -5,16 +5,23 @@ Credentials are those of the SDK: environment, profile, or the role of the machi
 
 import contextlib
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from aiobotocore.config import AioConfig
-from aiobotocore.session import get_session
+from aiobotocore.session import AioSession, get_session
 from botocore.exceptions import BotoCoreError, ClientError
 
 from slipway_monitor.domain.counts import Counts, Unreadable, whole
 from slipway_monitor.sources.port import SourceSettings
 
 VISIBLE, IN_FLIGHT = "ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"
+
+
+@cache
+def _session() -> AioSession:
+    """The session of all sources: one has 9 MB of data of the SDK, and credentials that it asks for."""
+    return get_session()
 
 
 class SqsSettings(SourceSettings):
@@ -45,7 +52,7 @@ class SqsSource:
                     retries={"total_max_attempts": 1},
                 )
                 self._client = await self._stack.enter_async_context(
-                    get_session().create_client(
+                    _session().create_client(
                         "sqs", region_name=settings.region, endpoint_url=settings.endpoint_url, config=config
                     )
                 )

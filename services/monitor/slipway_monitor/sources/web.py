@@ -81,7 +81,8 @@ class Web:
         """Get the JSON at a path. Raises Unreadable."""
         settings = self._settings
         url = settings.url.rstrip("/") + path if path else settings.url
-        headers = {"Accept": "application/json"}
+        # Compressed, an answer that is short enough to be read could be gigabytes.
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         if token := secret(settings.token_file):
             headers["Authorization"] = f"Bearer {token}"
         asked = path, str(params)
@@ -107,6 +108,8 @@ class Web:
             raise Unreadable(f"answered {answer.status_code}, a redirect, which is not followed: change its url")
         if not answer.is_success:
             raise Unreadable(f"answered {answer.status_code}", retry_after(answer.headers.get("Retry-After", "")))
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            raise Unreadable("answered compressed, which was not asked for")
         if len(content) > ANSWER_BYTES_MAX:
             raise Unreadable(f"answered more than {ANSWER_BYTES_MAX:,} bytes")
         try:
@@ -127,7 +130,7 @@ async def _answer(http: httpx2.AsyncClient, url: str, **request: Any) -> tuple[h
     """An answer and its content, of which no more is read than may be too long: a page may never end."""
     content = bytearray()
     async with http.stream("GET", url, **request) as answer:
-        async for chunk in answer.aiter_bytes():
+        async for chunk in answer.aiter_raw():
             content += chunk
             if len(content) > ANSWER_BYTES_MAX:
                 break
