@@ -73,7 +73,8 @@ class KafkaLagSource:
 
 async def _lag(admin: Any, consumer: Any, group: str, topic: str) -> int:
     """Records of a topic behind the committed offsets. Raises Unreadable if there is no such topic, or no offsets."""
-    known = await consumer._client.fetch_all_metadata()  # the consumer's own API knows subscribed topics only
+    # All topics, since asking for one that does not exist would create it where brokers create topics by themselves.
+    known = await consumer._client.fetch_all_metadata()
     partitions = [TopicPartition(topic, number) for number in known.partitions_for_topic(topic) or ()]
     if not partitions:
         raise Unreadable(f"there is no topic {topic}")
