@@ -297,6 +297,10 @@ bench-leases: $(READY) ## Benchmark of the lease-broker: leases per second, hand
 bench-http: $(READY) ## Benchmark of HTTP: lists, a pool, claims, registrations, reports, leases, beside /livez: SECONDS=20 KEEP=1
 	@$(RUN) -m bench.http
 
+.PHONY: bench-commands
+bench-commands: $(READY) ## CPU time of commands of slipway, beside a bare Python: SECONDS=20
+	@$(RUN) -m bench.commands
+
 bench-apply: $(READY) ## Benchmark of apply: first, one changed pool, diff, and what plans and starts beside wait for: POOLS=2000 KEEP=1
 	@$(RUN) -m bench.apply
 
@@ -309,7 +313,7 @@ soak-terraform: $(READY) $(TERRAFORM) ## Workspaces applied, refreshed and destr
 ec2-scale: $(READY) ## Instance reaper on EC2 at 10,000 instances in 50 accounts: time, memory, launches beside it: N=10000 ACCOUNTS=50 SEED=1 KEEP=1
 	@$(RUN) -m bench.fleet
 
-bench-before: $(READY) ## Benchmark of this tree, compared with BEFORE=COMMIT: ONLY= some of weights,leases,events,http,registrations,reports; ROUNDS=7 SECONDS=20 KEEP=1
+bench-before: $(READY) ## Benchmark of this tree, compared with BEFORE=COMMIT: ONLY= some of weights,leases,events,http,commands,registrations,reports; ROUNDS=7 SECONDS=20 KEEP=1
 	@$(RUN) -m bench.before
 
 .PHONY: bench-monitor

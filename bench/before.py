@@ -1,11 +1,12 @@
 """`make bench-before BEFORE=COMMIT ONLY=weights,leases`: compare benchmarks of this tree with an earlier commit.
 
 The commit is checked out into a temporary folder with a virtual environment of its own. In each of ROUNDS rounds both
-trees run their own `bench-weights` (or `leases`, `events`, `http`; `registrations` and `reports` are parts of `http`),
-in the order before, after, after, before, so that a machine that becomes slower affects both alike. A commit without
-the benchmark runs that of this tree, and pairs of leases are measured by this tree's code in both. Prints the figures
-of each round, then the median of each ratio after ÷ before; exits with 1 if the median of a throughput is below 0.95 or
-that of a p50 above 1.05. SECONDS is passed on to the benchmarks. KEEP=1 writes bench/results/before-weights.txt.
+trees run their own `bench-weights` (or `leases`, `events`, `http`, `commands`; `registrations` and `reports` are parts
+of `http`), in the order before, after, after, before, so that a machine that becomes slower affects both alike. A
+commit without the benchmark runs that of this tree, and pairs of leases are measured by this tree's code in both.
+Prints the figures of each round, then the median of each ratio after ÷ before; exits with 1 if the median of a
+throughput is below 0.95 or that of a p50 above 1.05. SECONDS is passed on to the benchmarks. KEEP=1 writes
+bench/results/before-weights.txt.
 """
 
 import os
@@ -67,6 +68,9 @@ FIGURES: Final = {
             "acquire and release",
         )
     },
+    "commands": {
+        name: rf"^{name} +user {LATENCY}" for name in ("slipway --help", "slipway pool ls", "slipway lease run")
+    },
 }
 # Parts of a benchmark: its name, and those of their figures.
 PARTS: Final = {
@@ -78,10 +82,11 @@ MODULES: Final = {
     "leases": "bench.leases.bench",
     "events": "bench.events",
     "http": "bench.http",
+    "commands": "bench.commands",
 }
-# Modules that use no more of a tree than its routes and events: lent to one without them, or to each, so that both are
-# measured in the same way.
-LENT: Final = ("bench/http.py",)
+# Modules that use no more of a tree than its routes and events: lent to one that has none with this text, or to each,
+# so that both are measured in the same way.
+LENT: Final = {"bench/http.py": "", "bench/commands.py": "", "tests/support/folders.py": "def disk_folder"}
 LENT_TO_ALL: Final = ("bench/leases/bench/pairs.py", "bench/leases/bench/handover.py")
 
 # By file of an older commit, a text and what replaces it. Its `make bench-events` fails, because the tests' template
@@ -95,6 +100,33 @@ REPAIRS: Final = {
         ),
     },
     "bench/leases/bench/__main__.py": {"WAITING: Final = (10, 20_000)\n": "WAITING: Final = (10, 20_000, 50_000)\n"},
+}
+
+# What a benchmark that is lent says of this tree, and what it has to say of one before a change: by a file of a tree
+# and a text that this file has since then.
+LENT_TO_EARLIER: Final = {
+    ("libs/api/slipway_api/events/topics.py", ""): {"slipway_api.events": "slipway_common.events"},
+    ("libs/common/slipway_common/base/process/guard.py", ""): {
+        "slipway_common.base.process.guard": "slipway_local.servers.guard"
+    },
+    ("bench/events.py", "def surroundings(before"): {"surroundings(before)": "surroundings()"},
+    # Registration secrets were derived from one key, of the service's setting.
+    ("services/provisioner/slipway_provisioner/domain/registration.py", "class RegistrationKeys"): {
+        "from slipway_provisioner.domain.registration import RegistrationKeys": (
+            "from slipway_common.base.ids import hash_secret\n"
+            "from slipway_provisioner.domain.registration import batch_secret"
+        ),
+        "RegistrationKeys(deployment.registration_keys).secret(batch)": (
+            "batch_secret(hash_secret(deployment.token), batch)"
+        ),
+    },
+    # Declarations had the URL of the simulator.
+    ("libs/local/slipway_local/demo/deployment.py", "SLIPWAY_PROVIDERS"): {
+        "def declaration() ->": "def declared(url: str) ->",
+        '"lease_pool": "sim"}]': '"lease_pool": "sim", "settings": {"url": url}}]',
+        " declaration()": ' declared(deployment.url("simulator"))',
+        "import LEASE_POOL, declaration": "import LEASE_POOL, declared",
+    },
 }
 
 
@@ -171,15 +203,25 @@ def check_out(commit: str, folder: Path) -> None:
     subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
     for path, replacements in REPAIRS.items():
         if (file := folder / path).exists():
-            content = file.read_text()
-            for old, new in replacements.items():
-                content = content.replace(old, new)
-            file.write_text(content)
-    for path in (*LENT_TO_ALL, *(path for path in LENT if not (folder / path).exists())):
+            file.write_text(replaced(file.read_text(), replacements))
+    changed = [replacements for place, replacements in LENT_TO_EARLIER.items() if not has(folder, *place)]
+    for path in (*LENT_TO_ALL, *(path for path, text in LENT.items() if not has(folder, path, text))):
         content = (ROOT / path).read_text()
-        if not (folder / "libs/api").exists():
-            content = content.replace("slipway_api.events", "slipway_common.events")  # where events were before
+        for replacements in changed:
+            content = replaced(content, replacements)
         (folder / path).write_text(content)
+
+
+def has(folder: Path, path: str, text: str) -> bool:
+    """True if a tree has a file with a text."""
+    return (folder / path).exists() and text in (folder / path).read_text()
+
+
+def replaced(content: str, replacements: Mapping[str, str]) -> str:
+    """A text with others in it replaced."""
+    for old, new in replacements.items():
+        content = content.replace(old, new)
+    return content
 
 
 async def called(tree: Path, command: Sequence[str], log: Path) -> None:

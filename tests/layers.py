@@ -167,6 +167,7 @@ LONG: Final = {
     "bench-weights": target(120, "bench-weights", alone=True),
     "bench-leases": target(120, "bench-leases", alone=True),
     "bench-http": target(90, "bench-http", alone=True),
+    "bench-commands": target(60, "bench-commands", alone=True),
     "bench-apply": target(120, "bench-apply", alone=True),
     "bench-decision": target(120, "bench-decision", "SECONDS=10", alone=True),
     "bench-fair": target(120, "bench-fair", "POOLS=1000", "WINDOW=16", alone=True),
@@ -208,7 +209,7 @@ TERRAFORM: Final = tuple(name for name in LONG if "terraform" in name)
 AREAS: Final = (
     ("libs/terraform/*", TERRAFORM),
     ("libs/client/slipway_client/leases/*", ("lease-harm", "leases-model", "square-wave", "readme")),
-    ("libs/client/*", ("outside", "services", "readme", "screen-shot")),
+    ("libs/client/*", ("outside", "services", "readme", "screen-shot", "bench-commands")),
     ("libs/local/slipway_local/ec2/*", AWS),
     ("libs/local/slipway_local/terraform/*", TERRAFORM),
     ("libs/local/*", ("tools", "demo", "demo-redis", "try-image", "drill")),
