@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from slipway_lease_broker.boskos.app import ROUTES
 from tests.contract.boskos.slot_broker import SlotBroker
 
 NOW: Final = "2026-01-01T12:00:00Z"  # the clock is stopped
@@ -354,6 +355,8 @@ async def test_call(slot_broker: SlotBroker, case: Case) -> None:
     elif case.status == 200:
         assert answer.headers["content-type"] == "application/json"
         assert json.loads(answer.content) == case.answer
+        decoded = msgspec.json.decode(answer.content, type=ROUTES[case.call.split()[1].partition("?")[0]].answer)
+        assert json.loads(msgspec.json.encode(decoded)) == case.answer  # no field beyond the type's
     else:
         assert answer.headers["content-type"].startswith("text/plain")
         assert case.answer in answer.text

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_api.http.lease_pools import SlotsOfPool
 from slipway_api.limits import NAME as NAME_LIMIT
 from slipway_common.declaration.fields import ID_CHARACTERS_MAX, ID_PATTERN
 from slipway_common.declaration.strict_yaml import Document, DocumentProblem, Invalid, Path, path_text, read
@@ -22,9 +23,9 @@ COUNTS: Final = ("min-count", "max-count")
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """Slots for the body of the request, and notes for people."""
+    """Slots by lease pool, and notes for people."""
 
-    slots: list[dict[str, object]]
+    slots: list[SlotsOfPool]
     notes: list[str]
 
 
@@ -41,7 +42,7 @@ def resources(text: str) -> Resources:
     if reader.problems:
         raise Invalid(sorted(reader.problems, key=lambda problem: problem.line or 0))
     return Resources(
-        [{"lease_pool": name, "state": state, "names": reader.names[name]} for name, state in reader.states.items()],
+        [SlotsOfPool(lease_pool=name, state=state, names=reader.names[name]) for name, state in reader.states.items()],
         reader.notes,
     )
 

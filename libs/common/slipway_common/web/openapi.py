@@ -89,7 +89,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         if access.schemes:
             found["components"].setdefault("securitySchemes", {}).update(access.schemes)
     routes = {(route.method.lower(), route.path): route for route in typed_routes(app) if route.shown}
-    types, components = _schemas([*(type_ for route in routes.values() for type_ in route.types), Problem])
+    types, components = schemas_of([*(type_ for route in routes.values() for type_ in route.types), Problem])
     for path, operations in found["paths"].items():
         for method, operation in operations.items():
             operation["security"] = list(security[method, path])
@@ -151,7 +151,7 @@ def _document_types(operation: dict[str, Any], route: TypedRoute, schema_of: Map
                 documented[str(status)]["content"] = {MEDIA_TYPES["json"]: {"schema": schema_of[type_]}}
 
 
-def _schemas(types: Iterable[Any]) -> tuple[dict[Any, dict[str, Any]], dict[str, Any]]:
+def schemas_of(types: Iterable[Any]) -> tuple[dict[Any, dict[str, Any]], dict[str, Any]]:
     """Schema of each type, and the parts that they refer to."""
     distinct = list(dict.fromkeys(types))
     found, parts = msgspec.json.schema_components(distinct, ref_template=f"{REFERENCE}{{name}}")

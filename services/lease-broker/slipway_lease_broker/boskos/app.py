@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from slipway_api.http.boskos import Metric, Names, Resource
 from slipway_api.limits import NAME
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database import outage
@@ -40,12 +41,6 @@ FENCED_BY: Final = "Slipway-Fencing-Token"
 NOT_STARTED: Final = "the lease-broker is starting, retry in a moment"
 UNAVAILABLE: Final = "the database is unavailable; nothing was changed, retry"
 UNSTORABLE: Final = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
-
-
-class Names(msgspec.Struct):
-    """Body of a release over the lease proxy."""
-
-    names: list[str]
 
 
 class BoskosCall(msgspec.Struct, frozen=True):
@@ -196,11 +191,11 @@ class App:
         if not (given.isascii() and given.isdecimal()) or len(given) > 7 or int(given) > UNITS_MAX:
             raise Refused(400, f"count: {given[:50]!r} is not a number from 0 to {UNITS_MAX}")
         if (count := int(given)) == 0:
-            return json({"names": []})
+            return json(Names(names=[]))
         await self._calls.check_count(call.database, call.caller, type_, count)
         wanted = leased(type_, call.caller.name, count)
         try:
-            return json({"names": [slot.name for slot in await self._wait_for_slots(call, wanted)]})
+            return json(Names(names=[slot.name for slot in await self._wait_for_slots(call, wanted)]))
         except BaseException:
             await asyncio.shield(self._calls.withdraw(call.database, call.caller, wanted))
             raise
@@ -236,12 +231,14 @@ class App:
 
 
 class Route(NamedTuple):
-    """A route: its method, its handler and its parameters."""
+    """A route: its method, its handler, its parameters, and the types of its answer and body."""
 
     method: str
     handler: Callable[[App, BoskosCall], Awaitable[Response]]
     required: Sequence[str] = ()
     optional: Sequence[str] = ()
+    answer: Any = None
+    body: Any = None
 
     def values(self, given: Mapping[str, str]) -> list[str]:
         """Values of the required parameters. Raises Refused if one is missing or cannot be stored."""
@@ -251,14 +248,14 @@ class Route(NamedTuple):
 
 
 ROUTES: Final = {
-    "/acquire": Route("POST", App._acquire, ("type", "state", "dest", "owner"), ("request_id",)),
-    "/acquirebystate": Route("POST", App._acquire_by_state, ("state", "dest", "owner", "names")),
+    "/acquire": Route("POST", App._acquire, ("type", "state", "dest", "owner"), ("request_id",), answer=Resource),
+    "/acquirebystate": Route("POST", App._acquire_by_state, ("state", "dest", "owner", "names"), answer=list[Resource]),
     "/release": Route("POST", App._release, ("name", "dest", "owner")),
-    "/update": Route("POST", App._update, ("name", "owner", "state")),
-    "/reset": Route("POST", App._reset, ("type", "state", "dest", "expire")),
-    "/metric": Route("GET", App._metric, ("type",)),
-    "/lease/acquire": Route("POST", App._lease_acquire, ("type",), ("count",)),
-    "/lease/release": Route("POST", App._lease_release),
+    "/update": Route("POST", App._update, ("name", "owner", "state"), body=dict[str, str]),
+    "/reset": Route("POST", App._reset, ("type", "state", "dest", "expire"), answer=dict[str, str]),
+    "/metric": Route("GET", App._metric, ("type",), answer=Metric),
+    "/lease/acquire": Route("POST", App._lease_acquire, ("type",), ("count",), answer=Names),
+    "/lease/release": Route("POST", App._lease_release, body=Names),
 }
 """Routes by path. Any other path is answered with 200 and nothing, as Boskos does."""
 
@@ -293,19 +290,19 @@ def _storable(name: str, value: str) -> str:
     return value
 
 
-def resource(slot: Slot) -> dict[str, Any]:
+def resource(slot: Slot) -> Resource:
     """A slot as a Boskos resource."""
-    return {
-        "type": slot.lease_pool_id,
-        "name": slot.name,
-        "state": slot.state,
-        "owner": slot.owner,
-        "lastupdate": slot.updated_at,
-        "userdata": slot.userdata,
-    }
+    return Resource(
+        type=slot.lease_pool_id,
+        name=slot.name,
+        state=slot.state,
+        owner=slot.owner,
+        lastupdate=slot.updated_at,
+        userdata=slot.userdata,
+    )
 
 
-def json(body: Mapping[str, Any] | Sequence[Any], **headers: str) -> Response:
+def json(body: Resource | list[Resource] | Metric | Names | dict[str, str], **headers: str) -> Response:
     return Response(msgspec.json.encode(body), 200, headers, media_type="application/json")
 
 

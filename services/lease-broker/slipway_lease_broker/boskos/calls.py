@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from slipway_api.events.lease import LeaseRenewRequested, LeaseRequested
+from slipway_api.http.boskos import Metric
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Database
 from slipway_lease_broker.boskos.transactions import SlotTransaction, SlotTransactions, reasons
@@ -118,7 +119,7 @@ class Calls:
                 raise Refused(404, f"resources not found: {', '.join(missing)}; none was acquired")
             if other := [slot.name for slot in found.values() if slot.owner or slot.state != state]:
                 raise Refused(404, f"not in state {state}, or owned: {', '.join(sorted(other))}; none was acquired")
-            granted: Mapping[str, Any] = {}
+            granted: Mapping[str, Lease] = {}
             if is_grant(state, dest):
                 held = [found[name].lease_pool_id for name in names]
                 lease_requests = [
@@ -200,7 +201,7 @@ class Calls:
             await transaction.free(stale, dest)
             return {slot.name: slot.owner for slot in stale}
 
-    async def metric(self, database: Database, caller: Caller, lease_pool_id: str) -> dict[str, Any]:
+    async def metric(self, database: Database, caller: Caller, lease_pool_id: str) -> Metric:
         """Number of slots by state and by owner."""
         async with self._transactions.begin(database, [lease_pool_id], caller.name) as transaction:
             rows = await slots.states(transaction.tx, lease_pool_id)
@@ -211,7 +212,7 @@ class Calls:
             for state, owner, count in rows:
                 current[state] = current.get(state, 0) + count
                 owners[owner] = owners.get(owner, 0) + count
-            return {"type": lease_pool_id, "current": current, "owner": owners}
+            return Metric(type=lease_pool_id, current=current, owner=owners)
 
     async def check_count(self, database: Database, caller: Caller, lease_pool_id: str, count: int) -> None:
         """Raise Refused for a number of slots that can never be acquired: more than exist, or than can be leased at

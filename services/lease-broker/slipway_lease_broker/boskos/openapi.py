@@ -3,39 +3,16 @@
 Refusals are text. Boskos' clients take every status but 200 as a failure, and those of the lease proxy expect a 500.
 """
 
+from collections.abc import Mapping
 from inspect import getdoc
 from typing import Any, Final
 
 from slipway_api.limits import NAME
 from slipway_common.service import VERSION
-from slipway_common.web.openapi import summary
+from slipway_common.web.openapi import schemas_of, summary
 from slipway_lease_broker.boskos.app import ROUTES, Route
 
 TITLE: Final = "Slipway lease-broker, Boskos API"
-STRINGS: Final = {"type": "object", "additionalProperties": {"type": "string"}}
-COUNTS: Final = {"type": "object", "additionalProperties": {"type": "integer"}}
-NAMES: Final = {
-    "type": "object",
-    "required": ["names"],
-    "properties": {"names": {"type": "array", "items": {"type": "string", "maxLength": NAME.characters}}},
-}
-RESOURCE: Final = {
-    "type": "object",
-    "title": "Resource",
-    "description": "A slot.",
-    "properties": {name: {"type": "string"} for name in ("type", "name", "state", "owner")}
-    | {"lastupdate": {"type": "string", "format": "date-time"}, "userdata": STRINGS},
-}
-REFERENCE: Final = {"$ref": "#/components/schemas/Resource"}
-METRIC: Final = {"type": "object", "properties": {"type": {"type": "string"}, "current": COUNTS, "owner": COUNTS}}
-BODIES: Final = {"/update": STRINGS, "/lease/release": NAMES}
-ANSWERS: Final[dict[str, Any]] = {
-    "/acquire": REFERENCE,
-    "/acquirebystate": {"type": "array", "items": REFERENCE},
-    "/reset": STRINGS,
-    "/metric": METRIC,
-    "/lease/acquire": NAMES,
-}
 PATTERNS: Final = {"expire": r"^[+-]?([0-9]+(ns|us|ms|s|m|h))+$", "count": r"^[0-9]{1,7}$"}
 REFUSALS: Final = {
     "400": "A parameter or the body is not valid.",
@@ -49,12 +26,14 @@ REFUSALS: Final = {
 
 def document() -> dict[str, Any]:
     """OpenAPI document of all routes but the last one: every other path is answered with 200 and nothing."""
+    routes = ROUTES.values()
+    schema_of, components = schemas_of(type_ for route in routes for type_ in (route.answer, route.body) if type_)
     return {
         "openapi": "3.1.0",
         "info": {"title": TITLE, "version": VERSION},
-        "paths": {path: {route.method.lower(): _operation(path, route)} for path, route in ROUTES.items()},
+        "paths": {path: {route.method.lower(): _operation(path, route, schema_of)} for path, route in ROUTES.items()},
         "components": {
-            "schemas": {"Resource": RESOURCE},
+            "schemas": dict(sorted(components.items())),
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "basic", "description": "Name and secret of a token"}
             },
@@ -62,7 +41,7 @@ def document() -> dict[str, Any]:
     }
 
 
-def _operation(path: str, route: Route) -> dict[str, Any]:
+def _operation(path: str, route: Route, schema_of: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
     described = getdoc(route.handler) or ""
     operation: dict[str, Any] = {
         "summary": summary(described),
@@ -71,14 +50,14 @@ def _operation(path: str, route: Route) -> dict[str, Any]:
         "security": [{"token": []}],
         "parameters": [_parameter(name, name in route.required) for name in (*route.required, *route.optional)],
     }
-    if path in BODIES:
+    if route.body is not None:
         operation["requestBody"] = {
             "required": path != "/update",
-            "content": {"application/json": {"schema": BODIES[path]}},
+            "content": {"application/json": {"schema": schema_of[route.body]}},
         }
     answer: dict[str, Any] = {"description": "Done."}
-    if path in ANSWERS:
-        answer["content"] = {"application/json": {"schema": ANSWERS[path]}}
+    if route.answer is not None:
+        answer["content"] = {"application/json": {"schema": schema_of[route.answer]}}
     text = {"text/plain": {"schema": {"type": "string"}}}
     refusals = {status: {"description": words, "content": text} for status, words in REFUSALS.items()}
     return operation | {"responses": {"204" if path == "/lease/release" else "200": answer} | refusals}

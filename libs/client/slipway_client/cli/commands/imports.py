@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from slipway_api.http.lease_pools import DeclaredSlots, SlotsChange
+from slipway_api.http.lease_pools import DeclaredSlots, DeclareSlots, SlotsChange
 from slipway_client.cli.commands.declared import NOTHING_TO_CHANGE
 from slipway_client.cli.invalid_file import InvalidFile
 from slipway_client.cli.options import AsOutput, api_of, noun
@@ -59,7 +59,7 @@ def boskos(
         raise InvalidFile(file, error.problems) from error
     except UnicodeDecodeError as error:
         raise InvalidFile(file, [DocumentProblem("", f"is not UTF-8 text: {error.reason}")]) from error
-    body = {"slots": found.slots, "hold_seconds": _seconds("--hold", hold), "ttl_seconds": _seconds("--ttl", ttl)}
+    body = DeclareSlots(slots=found.slots, hold_seconds=_seconds("--hold", hold), ttl_seconds=_seconds("--ttl", ttl))
     read = api_of(context).read(DeclaredSlots, "lease-broker", "/slots", method="PUT", body=body, dry_run=dry_run)
     items = read.value.items
     changed = [item for item in items if item.result != "unchanged" or item.added or item.removed or item.restored]
