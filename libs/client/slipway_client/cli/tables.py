@@ -1,11 +1,13 @@
 """Output of the commands: tables for people, JSON for programs."""
 
-import json
+import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple, TextIO, TypeVar
+from itertools import zip_longest
+from typing import Final, NamedTuple, TextIO, TypeVar
 
 import msgspec
 
@@ -13,17 +15,16 @@ from slipway_client.transport.http import Decoded
 from slipway_client.view import moments
 from slipway_common.base.sanitize import printable
 
-if TYPE_CHECKING:
-    from rich.table import Table  # imported where a table is drawn: JSON and sentences do not need it
-
 # Wide enough that no cell is folded when a program reads the table line by line.
 PIPE_COLUMNS: Final = 10_000
 # Columns of sentences, which wrap at words on a narrow terminal. Cells of other columns are never folded or cut.
 SENTENCES: Final = frozenset({"reason", "detail", "change", "summary"})
 # A sentence column is dropped rather than wrapped to fewer characters than this.
 SENTENCE_COLUMNS_MIN: Final = 20
-GAP: Final = 2
+GAP: Final = "  "
+BOLD: Final = "\x1b[1m{}\x1b[0m"
 
+PLAIN_TERMINALS: Final = frozenset({None, "", "dumb", "unknown"})
 TIMES: Final = ("_at", "_since", "_until", "_deadline")  # suffixes of fields that hold times
 
 T = TypeVar("T")
@@ -50,13 +51,19 @@ def show(
     On a terminal that is too narrow, whole columns are left out: those of `drop` first, in its order, then from the
     right, sentences last. The first column always stays.
     """
-    if limit is not None and len(rows) > limit:
-        rows = rows[:limit]
-        print(f"only the first {limit:,} are listed; --limit {10 * limit} lists more", file=sys.stderr)
+    rows = first(rows, limit)
     if output is Output.JSON:
         as_json([row.sent for row in rows])
     else:
         table(rows, [_of_decoded(field) for field in fields], nothing=nothing, drop=drop)
+
+
+def first(rows: Sequence[T], limit: int | None) -> Sequence[T]:
+    """The first `limit` rows, or all; a note on standard error if there are more."""
+    if limit is None or len(rows) <= limit:
+        return rows
+    print(f"only the first {limit:,} are listed; --limit {10 * limit} lists more", file=sys.stderr)
+    return rows[:limit]
 
 
 def _of_decoded(field: Field[T]) -> Field[Decoded[T]]:
@@ -79,22 +86,17 @@ def drawn(
     rows: Sequence[T], fields: Sequence[Field[T]], to: TextIO, *, drop: Sequence[str] = (), styled: bool = True
 ) -> list[str]:
     """Lines of a table for a terminal or a pipe."""
-    from rich.console import Console
-
-    terminal = to.isatty()
-    console = Console(
-        width=None if terminal else PIPE_COLUMNS,
-        file=to,
-        color_system="auto" if styled else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
-    with console.capture() as captured:
-        columns = _fitting([_column(rows, field) for field in fields], console.width, drop)
-        console.width = max(console.width, _width(columns))  # a single ID may be wider than the terminal
-        console.print(_table(columns))
-    return [line.rstrip() for line in captured.get().split("\n")[:-1]]
+    is_terminal = to.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else PIPE_COLUMNS
+    columns = _fitting([_column(rows, field) for field in fields], width, drop)
+    widths = _widths(columns, width)
+    heading, *lines = [
+        line
+        for texts in zip(*((column.heading, *column.cells) for column in columns), strict=True)
+        for line in _row(texts, columns, widths)
+    ]
+    is_bold = styled and is_terminal and os.environ.get("TERM") not in PLAIN_TERMINALS
+    return [BOLD.format(heading) if is_bold else heading, *lines]
 
 
 def cells(rows: Sequence[T], fields: Sequence[Field[T]]) -> tuple[list[str], list[tuple[str, ...]]]:
@@ -105,6 +107,8 @@ def cells(rows: Sequence[T], fields: Sequence[Field[T]]) -> tuple[list[str], lis
 
 def as_json(value: object) -> None:
     """Print JSON, also of Structs."""
+    import json
+
     print(json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False))
 
 
@@ -130,32 +134,64 @@ class _Column(NamedTuple):
     numbers: bool
 
     @property
+    def width(self) -> int:
+        """Columns of the terminal in which it fits as it is."""
+        return max(map(_width_of, (self.heading, *self.cells)))
+
+    @property
     def width_min(self) -> int:
-        """Fewest characters in which no cell is cut and no word of a sentence is folded."""
-        from rich.cells import cell_len
-
-        words = [self.heading, *self.cells]
+        """Fewest columns in which no cell is cut and no word of a sentence is folded."""
         if self.heading not in SENTENCES:
-            return max(map(cell_len, words))
-        longest_word = max((cell_len(word) for text in words for word in text.split()), default=0)
-        return max(longest_word, min(SENTENCE_COLUMNS_MIN, max(map(cell_len, words))))
+            return self.width
+        longest_word = max((_width_of(word) for text in self.cells for word in text.split()), default=0)
+        return max(len(self.heading), longest_word, min(SENTENCE_COLUMNS_MIN, self.width))
 
 
-def _table(columns: Sequence[_Column]) -> "Table":
-    from rich.table import Table
+def _widths(columns: Sequence[_Column], width: int) -> list[int]:
+    """Width of each column: sentences share what the others leave, beginning with the shortest."""
+    widths = [column.width_min for column in columns]
+    sentences = sorted(
+        (number for number, column in enumerate(columns) if column.heading in SENTENCES),
+        key=lambda number: columns[number].width,
+    )
+    for left, number in zip(range(len(sentences), 0, -1), sentences, strict=True):
+        spare = max(0, width - sum(widths) - len(GAP) * (len(columns) - 1))
+        widths[number] = min(columns[number].width, widths[number] + spare // left)
+    return widths
 
-    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(
-            column.heading,
-            justify="right" if column.numbers else "left",
-            overflow="fold",
-            no_wrap=column.heading not in SENTENCES,
-            min_width=column.width_min if column.heading not in SENTENCES else None,
-        )
-    for cells in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*cells)
-    return table
+
+def _row(texts: Sequence[str], columns: Sequence[_Column], widths: Sequence[int]) -> list[str]:
+    """Lines of one row, of which sentences may need several."""
+    folded = [_folded(text, width) for text, width in zip(texts, widths, strict=True)]
+    return [
+        GAP.join(
+            " " * (width - _width_of(part)) + part if column.numbers else part + " " * (width - _width_of(part))
+            for part, column, width in zip(parts, columns, widths, strict=True)
+        ).rstrip()
+        for parts in zip_longest(*folded, fillvalue="")
+    ]
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """A text in lines of at most `width` columns, folded between words."""
+    if _width_of(text) <= width:
+        return [text]
+    lines: list[str] = []
+    for word in text.split():
+        if lines and _width_of(lines[-1]) + 1 + _width_of(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def _width_of(text: str) -> int:
+    """Columns that a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def _column(rows: Sequence[T], field: Field[T]) -> _Column:
@@ -166,7 +202,7 @@ def _column(rows: Sequence[T], field: Field[T]) -> _Column:
 
 
 def _width(columns: Sequence[_Column]) -> int:
-    return sum(column.width_min + GAP for column in columns) - GAP
+    return sum(column.width_min + len(GAP) for column in columns) - len(GAP)
 
 
 def _fitting(columns: list[_Column], width: int, drop: Sequence[str]) -> list[_Column]:
@@ -203,6 +239,8 @@ def _text(value: object) -> str:
         case [str(), *_]:
             return printable(", ".join(map(str, value)))
         case dict() | list():
+            import json
+
             return printable(json.dumps(value, ensure_ascii=False))
         case _:
             return printable(str(value))

@@ -5,21 +5,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
 
 from slipway_api.problems import Problem
-from slipway_client.transport import trust
 from slipway_client.transport.failed import KAFKA, Failed, InvalidDeclaration
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.sanitize import printable
-from slipway_common.base.tls import UnusableFile
 
 if TYPE_CHECKING:
-    import httpx2  # takes a quarter of the start-up time: imported with the first request
+    from slipway_client.transport.connections import Connections, Response  # imports what only requests need
 
 PAGE_ITEMS: Final = 1_000
 JSON: Final = {"Content-Type": "application/json"}
@@ -145,14 +142,11 @@ class Api:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     @cached_property
-    def _client(self) -> "httpx2.Client":
-        import httpx2
+    def _connections(self) -> "dict[str, Connections]":
+        """By service."""
+        from slipway_client.transport.connections import Connections
 
-        # Certificates of authorities take a tenth of the start-up time to read; without TLS there is nothing to verify.
-        verified = any(url.startswith("https:") for url in self.urls.values())
-        # Proxy variables of the environment do not apply to our own services.
-        verify = trust.context() if verified else False
-        return httpx2.Client(headers=self.headers, timeout=self.timeout_seconds, trust_env=False, verify=verify)
+        return {name: Connections(url, self.headers, self.timeout_seconds) for name, url in self.urls.items()}
 
     def get(self, type_: type[T], service: str, path: str, **parameters: Parameter) -> T:
         return self._read("GET", type_, service, path, parameters).value
@@ -193,17 +187,22 @@ class Api:
         return found
 
     def list_all(
-        self, type_: type[T], path: str, services: Iterable[str] = (), **parameters: Parameter
+        self,
+        type_: type[T],
+        path: str,
+        services: Iterable[str] = (),
+        *,
+        limit: int | None = None,
+        **parameters: Parameter,
     ) -> tuple[list[Decoded[T]], str]:
-        """Items of a list that every service has, of all of them or of `services`. The text says which ones did not
-        answer. Raises Failed if none did."""
+        """Items of a list that every service has, of all of them or of `services`, at most `limit` of each. The text
+        says which ones did not answer. Raises Failed if none did."""
         rows: list[Decoded[T]] = []
         errors: list[str] = []
         asked = list(services) or list(self.urls)
-        limit = parameters.pop("limit", None)
         for service in asked:
             try:
-                found = self.rows(type_, service, path, limit=limit if isinstance(limit, int) else None, **parameters)
+                found = self.rows(type_, service, path, limit=limit, **parameters)
             except Failed as error:
                 errors.append(str(error))
             else:
@@ -281,35 +280,29 @@ class Api:
         path: str,
         parameters: Mapping[str, Parameter],
         *,
-        content: bytes | Callable[[], Iterable[bytes]] | None = None,
+        content: bytes | Callable[[], Iterable[bytes]] = b"",
         headers: Mapping[str, str] | None = None,
-    ) -> "httpx2.Response":
+    ) -> "Response":
         """The answer to a request, which is repeated if it was one too many."""
-        import httpx2
-
-        given = {name: value for name, value in parameters.items() if value is not None}
+        connections = self._connections[service]
         until = monotonic_seconds() + self.timeout_seconds
         try:
             while True:
                 body = content() if callable(content) else content
-                answer = self._client.request(
-                    method, self.urls[service] + path, params=given, content=body, headers=headers
-                )
-                pause = pause_seconds(answer.status_code, answer.headers)
+                answer = connections.request(method, path, parameters, body, headers)
+                pause = pause_seconds(answer.status, answer.headers)
                 if pause is None or monotonic_seconds() + pause > until:
                     break
                 time.sleep(pause)
-        except UnusableFile as error:
-            raise Failed(f"TLS cannot be used: {error}\nCheck --ca, --certificate and --key.") from error
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        except (OSError, ValueError) as error:
             option, url = f"--{service} or SLIPWAY_{service.upper().replace('-', '_')}_URL", self.urls[service]
             if not url.startswith(("http://", "https://")):
                 raise Failed(f"{option}: {url!r} has no scheme; write http://{url}") from error
             reason = f"the {service} at {self.urls[service]} is unavailable: {error}"
             raise Failed(f"{reason}\nCheck that it is running, and its address in {option}{DEMO}.") from error
-        if answer.is_success:
+        if answer.status < HTTPStatus.MULTIPLE_CHOICES:
             return answer
-        refused = _refusal(f"the {service} at {self.urls[service]}", path, answer)
+        refused = _refusal(f"the {service} at {self.urls[service]}", method, path, answer)
         text = self.not_found(refused)
         if text is None:
             raise refused
@@ -325,7 +318,9 @@ def pause_seconds(status: int, headers: Mapping[str, str]) -> float | None:
     """Pause before a request is repeated that was one too many, and has changed nothing; None for another answer."""
     if status != HTTPStatus.TOO_MANY_REQUESTS:
         return None
-    from slipway_client.transport.backoff import asked_pause_seconds, retry_after_seconds  # imports slowly
+    from random import Random  # imports slowly
+
+    from slipway_client.transport.backoff import asked_pause_seconds, retry_after_seconds
 
     asked_seconds = retry_after_seconds(headers.get("retry-after", ""))
     return asked_pause_seconds(max(1.0, asked_seconds), Random().random())  # noqa: S311 (spreads repetitions)
@@ -336,25 +331,25 @@ def advice(problem: Problem, slug: str) -> str:
     return ADVICE[slug].replace("{needed}", problem.needed or "SCOPE")
 
 
-def _decoded(answer: "httpx2.Response", type_: type[T], part: bytes | msgspec.Raw | None = None) -> T:
+def _decoded(answer: "Response", type_: type[T], part: bytes | msgspec.Raw | None = None) -> T:
     """An answer, or a part of it, as a type. Raises Failed."""
     try:
         return msgspec.json.decode(part or answer.content or b"null", type=type_)
     except msgspec.ValidationError as error:
-        url = printable(str(answer.request.url))
+        url = printable(answer.url)
         raise Failed(f"the answer of {url} is not that of a Slipway service of this version: {error}") from error
     except msgspec.DecodeError as error:
-        raise Failed(f"{answer.request.url} did not answer with JSON: is it a Slipway service?") from error
+        raise Failed(f"{answer.url} did not answer with JSON: is it a Slipway service?") from error
 
 
-def _refusal(service: str, path: str, answer: "httpx2.Response") -> Failed:
+def _refusal(service: str, method: str, path: str, answer: "Response") -> Failed:
     """Text of a problem+json body; any other body is not shown, since it may be an HTML page."""
     try:
         problem = msgspec.json.decode(answer.content, type=Problem)
     except msgspec.DecodeError:
-        status = f"{answer.status_code} {printable(answer.reason_phrase)}".strip()
-        text = f"{service} answered {status} to {answer.request.method} {path}: is it a Slipway service?"
-        return Failed(text, status=answer.status_code, path=path)
+        status = f"{answer.status} {printable(answer.reason)}".strip()
+        text = f"{service} answered {status} to {method} {path}: is it a Slipway service?"
+        return Failed(text, status=answer.status, path=path)
     slug = problem.code
     is_invalid = slug == "invalid-declaration"
     errors = problem.errors or []
@@ -364,4 +359,4 @@ def _refusal(service: str, path: str, answer: "httpx2.Response") -> Failed:
     if slug in ADVICE:
         lines.append(advice(problem, slug))
     kind = InvalidDeclaration if is_invalid else Failed
-    return kind("\n".join(map(printable, lines)), slug, answer.status_code, path=path, problem=problem)
+    return kind("\n".join(map(printable, lines)), slug, answer.status, path=path, problem=problem)

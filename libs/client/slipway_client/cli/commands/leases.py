@@ -8,7 +8,6 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from slipway_client.cli.commands import lease_acquire, lease_held, lease_pools
 from slipway_client.transport.failed import Failed
 
 
@@ -46,6 +45,3 @@ app = typer.Typer(
     `run` exits like its command, and with 127, 126 or 125 if it was not started.
     """,
 )
-app.add_typer(lease_acquire.app)
-app.add_typer(lease_held.app)
-app.add_typer(lease_pools.app)
