@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import uvicorn
-from fastapi import FastAPI, Header
+from fastapi import FastAPI, Header, Query
 
 from slipway_api.events.weight import WeightChanged
 from slipway_api.http.lease_broker import Lease, LeaseDecision
@@ -308,7 +308,7 @@ class Services:
         problem.install(self.app)
         self.received: list[tuple[str, dict[str, Any]]] = []
         self.dead_letters = 0
-        self.alerts: list[dict[str, Any]] = []  # open ones of the provisioner
+        self.alerts: list[dict[str, Any]] = []  # of the provisioner
         self.authorization: str | None = None  # of the last GET
 
         @self.app.get("/{service}/status")
@@ -325,8 +325,9 @@ class Services:
             )
 
         @self.app.get("/{service}/alerts")
-        async def alerts(service: str) -> dict[str, Any]:
-            return {"items": self.alerts if service == "provisioner" else [], "next": None}
+        async def alerts(service: str, open_: Annotated[bool | None, Query(alias="open")] = None) -> dict[str, Any]:
+            kept = [alert for alert in self.alerts if open_ in (None, alert["closed_at"] is None)]
+            return {"items": kept if service == "provisioner" else [], "next": None}
 
         @self.app.get("/{service}/{path:path}")
         async def get(path: str, authorization: Annotated[str | None, Header()] = None) -> Any:

@@ -28,8 +28,10 @@ from tests.support.recorded import (
     AT,
     CONFIG,
     CONFIG_ID,
+    DEAD_LETTER,
     DECISION,
     ID,
+    LISTED_ALERT,
     NOWHERE,
     SOURCE,
     TWIN,
@@ -359,6 +361,44 @@ def test_tables_are_for_people_and_json_has_everything(
     _, *lines = slipway(*command.split(), url=url).stdout.splitlines()
     assert (lines[0].split(), len(lines)) == (row.split(), len(items))
     assert json.loads(slipway(*command.split(), "-o", "json", url=url).stdout) == items
+
+
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        ("worker ls", "workers"),
+        ("lease ls --all", "leases"),
+        ("lease ls --all -o name", "leases"),
+        ("demand ls", "demand"),
+        ("dlq ls provisioner", "dead-letters"),
+    ],
+)
+def test_a_list_has_at_most_as_many_rows_as_its_limit(
+    url: str, monkeypatch: pytest.MonkeyPatch, command: str, path: str
+) -> None:
+    """A note says that there are more, and none does where there are not."""
+    first = DEAD_LETTER if path == "dead-letters" else ANSWERS[path]["items"][0]
+    monkeypatch.setitem(ANSWERS, path, {"items": [first] * 3, "next": None})
+    headings = 0 if "name" in command else 1
+    cut, whole = (slipway(*command.split(), "--limit", limit, url=url) for limit in ("2", "3"))
+    assert (len(cut.stdout.splitlines()), cut.stderr) == (
+        headings + 2,
+        "only the first 2 are listed; --limit 20 lists more\n",
+    )
+    assert (len(whole.stdout.splitlines()), whole.stderr) == (headings + 3, "")
+
+
+def test_resolved_alerts_are_listed_after_all_open_ones(
+    services: Services, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An open one, however old, is within the limit before any resolved one."""
+    old = LISTED_ALERT | {"kind": "old", "raised_at": "2026-07-01T00:00:00Z"}
+    resolved = [LISTED_ALERT | {"kind": f"resolved-{number}", "closed_at": AT} for number in range(3)]
+    monkeypatch.setattr(services, "alerts", [*resolved, old])
+    listed = slipway("alert", "ls", "--all", "--limit", "2", url=url)
+    assert [line.split()[1] for line in listed.stdout.splitlines()[1:]] == ["old", "resolved-0"]
+    assert listed.stderr == "only the first 2 are listed; --limit 20 lists more\n"
+    assert len(slipway("alert", "ls", "--limit", "2", url=url).stdout.splitlines()) == 2
 
 
 def test_limits_of_an_account_that_has_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

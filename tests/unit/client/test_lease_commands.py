@@ -222,7 +222,7 @@ def test_filters_of_the_list_of_leases(
     """Own leases by default; those of all holders with --pool, --tenant or --all."""
     broker.answers["GET /leases"] = [(200, {"items": []})]
     assert slipway(environment, "ls", *arguments).exit_code == 0
-    assert broker.bodies("GET /leases") == [requested | {"limit": "1000"}]
+    assert broker.bodies("GET /leases") == [requested | {"limit": "101"}]
 
 
 CHANGES = [

@@ -147,6 +147,7 @@ def _reason(text: str) -> str:
 
 
 AsOutput = Annotated[Output, typer.Option("-o", "--output", help="Output format")]
+Limit = Annotated[int, typer.Option("-n", "--limit", metavar="N", min=1, help="Maximum number of rows")]
 PoolId = Annotated[str, typer.Argument(metavar="POOL", help="ID of the worker pool", autocompletion=pools)]
 ConfigName = Annotated[str, typer.Argument(metavar="CONFIG", help="Name of the launch config", autocompletion=configs)]
 ConfigId = Annotated[

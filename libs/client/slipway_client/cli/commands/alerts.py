@@ -8,8 +8,8 @@ import typer
 
 from slipway_api.http.service import ListedAlert
 from slipway_client.cli import options
-from slipway_client.cli.options import AsOutput, Reason, api_of, noun, now, until_text
-from slipway_client.cli.tables import Field, Output, as_json, table
+from slipway_client.cli.options import AsOutput, Limit, Reason, api_of, noun, now, until_text
+from slipway_client.cli.tables import Field, Output, as_json, first, table
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api, Decoded
 from slipway_client.view import moments
@@ -62,23 +62,24 @@ def list_alerts(
     all_: Everything = False,
     since: Since = None,
     until: Until = None,
+    limit: Limit = 100,
     output: AsOutput = Output.TABLE,
 ) -> None:
     """List open alerts, pages first, then newest first
 
-    Asks every service, and says which did not answer. Resolved alerts are kept for 90 days.
+    Asks every service, and says which did not answer. With --all resolved ones, kept for 90 days, come last.
 
     \b
     Examples:
       slipway alert ls
       slipway alert ls --all --since 12h -o json
     """
-    rows, errors = _read(
-        api_of(context),
-        open=None if all_ else True,
-        since=_moment("--since", since),
-        until=_moment("--until", until),
-    )
+    api, closed_since, raised_until = api_of(context), _moment("--since", since), _moment("--until", until)
+    found, errors = _read(api, open=True, until=raised_until)
+    if all_:
+        resolved, others = _read(api, open=False, since=closed_since, until=raised_until, limit=limit + 1)
+        found, errors = found + resolved, "\n".join(dict.fromkeys(filter(None, (errors, others))))
+    rows = first(found, limit)
     nothing = "no alerts" if all_ else "no open alerts"
     fields = (STATE, *FIELDS) if all_ else FIELDS
     fields = (*fields[:-1], SILENCED, fields[-1]) if any(_silence(row.value) is not None for row in rows) else fields
@@ -213,9 +214,15 @@ def _names(alert: ListedAlert) -> set[str]:
 
 
 def _read(
-    api: Api, *, open: bool | None = None, since: str | None = None, until: str | None = None
+    api: Api,
+    *,
+    open: bool | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    limit: int | None = None,
 ) -> tuple[list[Alert], str]:
-    """Alerts of all services that answer, pages first, then the newest first; and the errors of the others."""
-    alerts, errors = api.list_all(ListedAlert, "/alerts", open=open, since=since, until=until)
+    """Alerts of all services that answer, pages first, then the newest first, the newest `limit` of each service; and
+    the errors of the others."""
+    alerts, errors = api.list_all(ListedAlert, "/alerts", limit=limit, open=open, since=since, until=until)
     newest = sorted(alerts, key=lambda alert: alert.value.raised_at, reverse=True)
     return sorted(newest, key=lambda alert: (_state(alert.value) != OPEN, alert.value.severity == "notice")), errors

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from slipway_api.http.service import AuditEntry
-from slipway_client.cli.options import AsOutput, api_of, now
+from slipway_client.cli.options import AsOutput, Limit, api_of, now
 from slipway_client.cli.tables import Field, Output, show
 from slipway_client.transport.failed import Failed
 from slipway_client.view import moments
@@ -15,7 +15,6 @@ from slipway_common.base.audited import AuditedKind
 OfKind = Annotated[AuditedKind | None, typer.Option("--kind", help="Kind of the subjects [default: all]")]
 OfSubject = Annotated[str | None, typer.Option("--subject", metavar="ID", help="ID of the subject [default: all]")]
 OfCaller = Annotated[str | None, typer.Option("--by", metavar="TOKEN", help="Name of the token [default: all]")]
-Most = Annotated[int, typer.Option("-n", "--limit", metavar="N", min=1, help="Maximum number of changes")]
 Since = Annotated[
     str | None, typer.Option(metavar="DURATION", help="Age of the oldest change, such as 12h [default: any]")
 ]
@@ -26,7 +25,7 @@ def audit(
     kind: OfKind = None,
     subject: OfSubject = None,
     by: OfCaller = None,
-    limit: Most = 20,
+    limit: Limit = 20,
     since: Since = None,
     output: AsOutput = Output.TABLE,
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import typer
 
 from slipway_api.http.provisioner.demand import DemandReportResult, DemandSource, RemovedSource
-from slipway_client.cli.options import AsOutput, OptionalReason, PoolId, api_of, noun, now, pools, sources
+from slipway_client.cli.options import AsOutput, Limit, OptionalReason, PoolId, api_of, noun, now, pools, sources
 from slipway_client.cli.tables import Field, Output, show
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import path
@@ -35,7 +35,9 @@ OnePool = Annotated[
 
 
 @app.command("ls")
-def list_sources(context: typer.Context, pool: OnePool = None, output: AsOutput = Output.TABLE) -> None:
+def list_sources(
+    context: typer.Context, pool: OnePool = None, limit: Limit = 100, output: AsOutput = Output.TABLE
+) -> None:
     """List sources of demand with their last reports
 
     The demand of a pool is the sum over its sources. A stale source launches no workers. Its last report protects idle
@@ -45,8 +47,9 @@ def list_sources(context: typer.Context, pool: OnePool = None, output: AsOutput 
     Example:
       slipway demand ls linux
     """
-    rows = api_of(context).rows(DemandSource, "provisioner", "/demand", pool=pool)
-    show(rows, FIELDS, output, nothing="no source has reported demand", drop=("reported by", "valid until"))
+    rows = api_of(context).rows(DemandSource, "provisioner", "/demand", limit=limit + 1, pool=pool)
+    drop = ("reported by", "valid until")
+    show(rows, FIELDS, output, nothing="no source has reported demand", drop=drop, limit=limit)
 
 
 @app.command("rm")

@@ -10,8 +10,8 @@ import typer
 
 from slipway_api.http.lease_broker import Lease, ReleasedLease
 from slipway_client.cli.commands.lease_options import Pool, duration_or_zero, handle_of
-from slipway_client.cli.options import AsOutput, OfLeasePool, api_of, now
-from slipway_client.cli.tables import Field, Output, as_json, pairs, show
+from slipway_client.cli.options import AsOutput, Limit, OfLeasePool, api_of, now
+from slipway_client.cli.tables import Field, Output, as_json, first, pairs, show
 from slipway_client.transport.http import Decoded, path
 from slipway_client.transport.switch import switched_off
 from slipway_client.view import moments
@@ -185,6 +185,7 @@ def list_leases(
     pool: OfLeasePool = None,
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Tenant [default: all]")] = None,
     everybody: Annotated[bool, typer.Option("--all", help="Leases of all holders in all pools")] = False,
+    limit: Limit = 100,
     output: Annotated[
         Listing, typer.Option("-o", "--output", help="Output format; name is one lease ID per line")
     ] = Listing.TABLE,
@@ -200,13 +201,13 @@ def list_leases(
       slipway lease ls --pool sim-a
     """
     mine = not (everybody or pool or tenant) or None
-    rows = api_of(context).rows(Lease, "lease-broker", "/leases", pool=pool, tenant=tenant, mine=mine)
+    rows = api_of(context).rows(Lease, "lease-broker", "/leases", limit=limit + 1, pool=pool, tenant=tenant, mine=mine)
     if output is Listing.NAME:
-        for row in rows:
+        for row in first(rows, limit):
             print(row.value.lease_id)
     else:
         drop = ("holder", "granted", "operation", "token", "hold until", "tenant", "units")
-        show(rows, LEASES, Output(output.value), nothing="no leases", drop=drop)
+        show(rows, LEASES, Output(output.value), nothing="no leases", drop=drop, limit=limit)
 
 
 def _print_result(answer: Decoded[T], value: str, output: Output) -> None:

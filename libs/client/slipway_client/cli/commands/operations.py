@@ -10,7 +10,7 @@ import typer
 
 from slipway_api.http.pages import Items
 from slipway_api.http.service import DeadLetter, DeadLetterContent, Position, Replayed, StoppedPartition
-from slipway_client.cli.options import AsOutput, api_of, noun, now
+from slipway_client.cli.options import AsOutput, Limit, api_of, noun, now
 from slipway_client.cli.tables import Field, Output, show
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api
@@ -58,14 +58,25 @@ Offset = Annotated[int, typer.Argument(metavar="OFFSET", min=0, help="Offset of 
 
 
 @dlq.command("ls")
-def list_dead(context: typer.Context, service: AnyService = None, output: AsOutput = Output.TABLE) -> None:
+def list_dead(
+    context: typer.Context, service: AnyService = None, limit: Limit = 100, output: AsOutput = Output.TABLE
+) -> None:
     """List dead letters and the records parked behind them
 
     \b
     Example:
       slipway dlq ls provisioner
     """
-    _list(api_of(context), DeadLetter, service, "/dead-letters", LETTER_FIELDS, output, nothing="no dead letters")
+    _list(
+        api_of(context),
+        DeadLetter,
+        service,
+        "/dead-letters",
+        LETTER_FIELDS,
+        output,
+        nothing="no dead letters",
+        limit=limit,
+    )
 
 
 @dlq.command("show")
@@ -102,10 +113,12 @@ def _list(
     output: Output,
     *,
     nothing: str,
+    limit: int | None = None,
 ) -> None:
     """Show the rows of one service, or of all that answer, then the errors of the others."""
-    rows, errors = api.list_all(type_, path, [service.value] if service else [])
-    show(rows, fields, output, nothing=f"{nothing} in the services that answer" if errors else nothing)
+    more = limit and limit + 1
+    rows, errors = api.list_all(type_, path, [service.value] if service else [], limit=more)
+    show(rows, fields, output, nothing=f"{nothing} in the services that answer" if errors else nothing, limit=limit)
     if errors:
         raise Failed(errors)
 

@@ -16,6 +16,7 @@ from slipway_client.cli.confirming import CHANGE_FIELDS, Confirm, command_line, 
 from slipway_client.cli.options import (
     AsOutput,
     DrainFor,
+    Limit,
     OptionalReason,
     PoolId,
     Reason,
@@ -188,7 +189,7 @@ def promote_pool(
 def show_history(
     context: typer.Context,
     pool: PoolId,
-    limit: Annotated[int, typer.Option("-n", "--limit", metavar="N", min=1, help="Maximum number of changes")] = 20,
+    limit: Limit = 20,
     output: AsOutput = Output.TABLE,
 ) -> None:
     """List the changes of a declared worker pool, newest first

@@ -9,7 +9,7 @@ import typer
 from slipway_api.events.lifecycle import IN_FLIGHT, State
 from slipway_api.http.provisioner.decisions import ConfigNote, Decision, SourceCounts
 from slipway_api.http.provisioner.workers import TimelineEntry, Worker, WorkerDetails
-from slipway_client.cli.options import AsOutput, OfPool, Reason, WorkerId, api_of, noun, now
+from slipway_client.cli.options import AsOutput, Limit, OfPool, Reason, WorkerId, api_of, noun, now
 from slipway_client.cli.tables import Field, Output, as_json, pairs, show, table
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api, Decoded, path
@@ -44,7 +44,7 @@ def list_workers(
     state: Annotated[
         State | None, typer.Option("--state", metavar="STATE", help="State of the workers [default: any]")
     ] = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", metavar="N", min=1, help="Maximum number of workers")] = 100,
+    limit: Limit = 100,
     output: AsOutput = Output.TABLE,
 ) -> None:
     """List workers, newest first
