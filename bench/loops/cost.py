@@ -10,8 +10,8 @@ import psutil
 
 from slipway_common.database.postgres import Database
 
-SESSIONS: Final = """
-SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"""
+# The type of a backend is shown to other roles only with further rights; those that the server starts have no user.
+SESSIONS: Final = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND usesysid IS NOT NULL"
 PLAIN: Final = "CREATE TABLE plain (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body text NOT NULL)"
 COMMIT: Final = "INSERT INTO plain (body) VALUES ('a row as short as an event')"
 COMMITS: Final = 100
