@@ -1,13 +1,13 @@
 """Source `http`: any JSON over HTTP, and JMESPath expressions for the counts in it."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import jmespath
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator
 
 from slipway_monitor.domain.counts import Counts, Unreadable, labelled
-from slipway_monitor.sources.port import SourceSettings
+from slipway_monitor.sources.port import QuerySettings
 from slipway_monitor.sources.web import Web, WebSettings
 
 
@@ -22,17 +22,11 @@ def _compiled(expression: str) -> str:
 Expression = Annotated[str, AfterValidator(_compiled)]
 
 
-class JsonSettings(SourceSettings):
-    """Settings of sources that find their counts in JSON. With `pools` each expression gives an object of labels."""
+class JsonSettings(QuerySettings):
+    """Settings of sources that find their counts in JSON. With `pools` each query gives an object of labels."""
 
     tasks: Expression = "@"
     running: Expression | None = None
-
-    @model_validator(mode="after")
-    def _has_expressions(self) -> Self:
-        if (self.running is not None) is not self.is_both:
-            raise ValueError("running, an expression for the tasks that run, belongs to counts: both, which needs it")
-        return self
 
 
 def counted(settings: JsonSettings, body: Any) -> list[Counts]:

@@ -80,6 +80,19 @@ class SourceSettings(BaseModel):
         )
 
 
+class QuerySettings(SourceSettings):
+    """Settings of sources that are asked by a query, and with `counts: both` by a second one for the tasks that run."""
+
+    tasks: str
+    running: str | None = None
+
+    @model_validator(mode="after")
+    def _has_queries(self) -> Self:
+        if (self.running is not None) is not self.is_both:
+            raise ValueError("running, a query for the tasks that run, belongs to counts: both, which needs it")
+        return self
+
+
 class Source(Protocol):
     """One queue. `read` raises Unreadable rather than guess: no report is not zero. It is never called again before it
     has ended, and ends in time by being cancelled, so that it may not block: all sources share an event loop."""

@@ -6,25 +6,21 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from slipway_monitor.domain.counts import Counts, Unreadable, labelled
-from slipway_monitor.sources.port import Behind
+from slipway_monitor.sources.port import Behind, QuerySettings
 from slipway_monitor.sources.web import Web, WebSettings
 
 PATH = "/api/v1/query"
 
 
-class PrometheusSettings(WebSettings):
+class PrometheusSettings(WebSettings, QuerySettings):
     """Settings of queries. With `pools` the values of `label` name the labels."""
 
     behind_seconds: Behind = 60.0
     """As in every source; Prometheus scrapes every 60 s unless it is configured otherwise."""
-    tasks: str
-    running: str | None = None
     label: str | None = None
 
     @model_validator(mode="after")
-    def _has_queries(self) -> Self:
-        if (self.running is not None) is not self.is_both:
-            raise ValueError("running, a query for the tasks that run, belongs to counts: both, which needs it")
+    def _has_label(self) -> Self:
         if (self.label is not None) is not (self.pools is not None):
             raise ValueError("pools needs label, the label of the series that names them, and pool has none")
         return self

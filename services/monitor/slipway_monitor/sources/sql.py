@@ -4,32 +4,23 @@ import asyncio
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import asyncpg
-from pydantic import model_validator
 
 from slipway_common.base.redaction import redacted
 from slipway_monitor.domain.counts import Counts, Unreadable, labelled
-from slipway_monitor.sources.port import SourceSettings, secret
+from slipway_monitor.sources.port import QuerySettings, secret
 
 ROWS_MAX: Final = 10_000
 
 
-class SqlSettings(SourceSettings):
+class SqlSettings(QuerySettings):
     """Settings of queries. They run in read-only transactions, for at most `timeout_seconds`."""
 
     url: str
     """postgresql://user@host/database"""
     password_file: Path | None = None
-    tasks: str
-    running: str | None = None
-
-    @model_validator(mode="after")
-    def _has_queries(self) -> Self:
-        if (self.running is not None) is not self.is_both:
-            raise ValueError("running, a query for the tasks that run, belongs to counts: both, which needs it")
-        return self
 
 
 class SqlSource:
