@@ -1,7 +1,7 @@
 """Source `http`: any JSON over HTTP, and JMESPath expressions for the counts in it."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import jmespath
 from pydantic import AfterValidator
@@ -9,6 +9,9 @@ from pydantic import AfterValidator
 from slipway_monitor.domain.counts import Counts, Unreadable, labelled
 from slipway_monitor.sources.port import QuerySettings
 from slipway_monitor.sources.web import Web, WebSettings
+
+OF_EXPRESSIONS: Final = (jmespath.exceptions.UnknownFunctionError, jmespath.exceptions.ArityError)
+"""Errors whose texts quote nothing of an answer."""
 
 
 def _compiled(expression: str) -> str:
@@ -35,7 +38,8 @@ def counted(settings: JsonSettings, body: Any) -> list[Counts]:
         tasks = jmespath.search(settings.tasks, body)
         running = jmespath.search(settings.running, body) if settings.running else None
     except jmespath.exceptions.JMESPathError as error:
-        raise Unreadable(f"the expression fails on this answer: {str(error).splitlines()[0]}") from None
+        reason = str(error).splitlines()[0] if isinstance(error, OF_EXPRESSIONS) else type(error).__name__
+        raise Unreadable(f"the expression fails on this answer: {reason}") from None
     return labelled(tasks, running, labels=settings.pools, is_both=settings.is_both)
 
 

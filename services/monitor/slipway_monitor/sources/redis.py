@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 import redis.asyncio as redis
 from pydantic import model_validator
 
-from slipway_common.base.redaction import redacted
+from slipway_common.base.redaction import GONE, redacted
 from slipway_monitor.domain.counts import Counting, Counts, Unreadable, whole
 from slipway_monitor.sources.port import SourceSettings, secret
 
@@ -76,8 +76,14 @@ class RedisSource:
         except ValueError as error:  # which may quote the password
             raise Unreadable(f"{type(error).__name__} in its url") from None
         except (redis.RedisError, OSError) as error:
+            reason = f"{type(error).__name__}: {redacted(self._without_password(str(error)))}"
             await self.close()
-            raise Unreadable(f"{type(error).__name__}: {redacted(str(error))}") from None
+            raise Unreadable(reason) from None
+
+    def _without_password(self, text: str) -> str:
+        """Text of a server, which may repeat an AUTH that it does not know."""
+        password = self._client.connection_pool.connection_kwargs.get("password") if self._client else None
+        return text.replace(password, GONE) if password else text
 
     async def _lists(self, label: str) -> Counts:
         """Counts of a list or of a queue of Celery, in one transaction, so that a task is in one of its places."""
