@@ -148,6 +148,8 @@ def _again(column: Column, seconds: float) -> str:
         return f"replace(replace({name}, 'KKKK', kkkk), 'DDDD', dddd)::{column.type}"
     if column.type == "timestamp with time zone":
         return f"{name} + k * make_interval(secs => {seconds})"
+    if column.type == "date":
+        return f"({name} + k * make_interval(secs => {seconds}))::date"
     return f"{name} + k::bigint * {NUMBERS}" if column.type == "bigint" and column.is_unique else name
 
 

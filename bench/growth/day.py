@@ -15,6 +15,7 @@ from bench.growth.copies import MARK
 from bench.growth.modules import Modules
 from bench.growth.outsiders import Outsiders
 from slipway_common.base.ids import new_id
+from slipway_common.database import tokens
 from slipway_provisioner.loops import consoles
 from slipway_provisioner.providers.port import CreateRequest
 from slipway_simulator.facts import Call
@@ -138,6 +139,9 @@ class Day:
         await self.callers.hold_a_gang()
         await self.callers.share_a_slot()
         await self.callers.raise_signal()
+        for service, database in self.deployment.databases.items():  # as each does once a minute
+            async with database.acquire() as db:
+                await tokens.record_uses(db, {"operator": self.deployment.now(service)})
 
     # Clouds
 
