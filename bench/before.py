@@ -120,6 +120,10 @@ LENT_TO_EARLIER: Final = {
             "batch_secret(hash_secret(deployment.token), batch)"
         ),
     },
+    # A worker had one task, whose end was the end of all.
+    ("services/provisioner/slipway_provisioner/apply/reports.py", "claimed_at"): {
+        '{**task, "claimed_at": at, "at": utc_now().isoformat()}': '{"at": utc_now().isoformat()}'
+    },
     # Declarations had the URL of the simulator.
     ("libs/local/slipway_local/demo/deployment.py", "SLIPWAY_PROVIDERS"): {
         "def declaration() ->": "def declared(url: str) ->",
