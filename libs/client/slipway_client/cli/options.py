@@ -3,7 +3,7 @@ not answer within a second."""
 
 import os
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -64,6 +64,14 @@ def duration_seconds(option: str, given: str | None) -> float | None:
     try:
         return None if given is None else moments.seconds(given)
     except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from error
+
+
+def ago(option: str, text: str | None) -> str | None:
+    """Time before now by the duration of an option, as a query parameter; None if it is not given."""
+    try:
+        return None if text is None else (now() - timedelta(seconds=moments.seconds(text))).isoformat()
+    except (ValueError, OverflowError) as error:
         raise typer.BadParameter(f"{option}: {error}") from error
 
 

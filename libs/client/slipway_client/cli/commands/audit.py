@@ -1,12 +1,11 @@
 """`slipway audit`: the writes of people and pipelines."""
 
-from datetime import timedelta
 from typing import Annotated, Final
 
 import typer
 
 from slipway_api.http.service import AuditEntry
-from slipway_client.cli.options import AsOutput, Limit, api_of, now
+from slipway_client.cli.options import AsOutput, Limit, ago, api_of, now
 from slipway_client.cli.tables import Field, Output, show
 from slipway_client.transport.failed import Failed
 from slipway_client.view import moments
@@ -41,21 +40,15 @@ def audit(
       slipway audit --kind config --subject linux-zone-a -n 5
       slipway audit --by ci-deploy
     """
+    begin = ago("--since", since)
     rows, errors = api_of(context).list_all(
-        AuditEntry, "/audit", kind=kind and kind.value, subject=subject, by=by, since=_begin(since), limit=limit + 1
+        AuditEntry, "/audit", kind=kind and kind.value, subject=subject, by=by, since=begin, limit=limit + 1
     )
     newest = sorted(rows, key=lambda row: row.value.at, reverse=True)
     nothing = "no changes in the services that answer" if errors else "no changes"
     show(newest, FIELDS, output, nothing=nothing, limit=limit)
     if errors:
         raise Failed(errors)
-
-
-def _begin(since: str | None) -> str | None:
-    try:
-        return (now() - timedelta(seconds=moments.seconds(since))).isoformat() if since else None
-    except (ValueError, OverflowError) as error:
-        raise typer.BadParameter(f"--since: {error}") from error
 
 
 def _change(row: AuditEntry) -> str:

@@ -1,14 +1,13 @@
 """`slipway error`: errors of workers, which they report or make in their reports."""
 
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Annotated, Final
 
 import msgspec
 import typer
 
 from slipway_api.http.provisioner.workers import ErrorTotal, WorkerError
-from slipway_client.cli.options import AsOutput, OfPool, api_of, noun, now, revisions, workers
+from slipway_client.cli.options import AsOutput, OfPool, ago, api_of, noun, now, revisions, workers
 from slipway_client.cli.tables import Field, Output, short, show, table
 from slipway_client.view import moments
 
@@ -69,7 +68,7 @@ def list_errors(
       slipway error ls --pool linux
       slipway error ls --worker 3f2c9a77 --since 1h
     """
-    begin = _begin(since)
+    begin = ago("--since", since)
     if worker is not None:
         errors = api_of(context).rows(
             WorkerError, "provisioner", "/errors", worker=worker, pool=pool, config=config, since=begin
@@ -81,13 +80,6 @@ def list_errors(
         show(rows, (), output, nothing="")
     else:
         table(_by_code(row.value for row in rows), TOTALS, nothing="no errors")
-
-
-def _begin(since: str) -> str:
-    try:
-        return (now() - timedelta(seconds=moments.seconds(since))).isoformat()
-    except (ValueError, OverflowError) as error:
-        raise typer.BadParameter(f"--since: {error}") from error
 
 
 def _by_code(rows: Iterable[ErrorTotal]) -> list[_Total]:

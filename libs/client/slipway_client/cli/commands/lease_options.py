@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipway_client.cli.options import lease_pools
-from slipway_client.view import moments
+from slipway_client.cli.options import duration_seconds, lease_pools
 
 if TYPE_CHECKING:
     from slipway_api.events.lease import ReplacedLease
@@ -13,17 +12,9 @@ if TYPE_CHECKING:
 Pool = Annotated[str, typer.Option("--pool", metavar="POOL", help="Lease pool", autocompletion=lease_pools)]
 
 
-def duration(option: str, text: str | None) -> float | None:
-    """Seconds of a duration such as 20m."""
-    try:
-        return None if text is None else moments.seconds(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{option}: {error}") from error
-
-
 def duration_or_zero(option: str, text: str | None) -> float | None:
     """Seconds of a duration such as 20m; also 0."""
-    return 0.0 if text is not None and not text.strip("0s") else duration(option, text)
+    return 0.0 if text is not None and not text.strip("0s") else duration_seconds(option, text)
 
 
 def handle_of(text: str) -> "ReplacedLease":

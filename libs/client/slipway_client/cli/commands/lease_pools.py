@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -10,9 +9,8 @@ import typer
 
 from slipway_api.http.lease_broker import LeaseDecision
 from slipway_api.http.lease_pools import ChangedLeasePool, LeasePool, LeasePoolReport, ReportedUnits
-from slipway_client.cli.commands.lease_options import duration
 from slipway_client.cli.confirming import Confirm, command_line, confirmable
-from slipway_client.cli.options import AsOutput, Reason, api_of, lease_pools, now
+from slipway_client.cli.options import AsOutput, Reason, ago, api_of, duration_seconds, lease_pools, now
 from slipway_client.cli.tables import Field, Output, as_json, pairs, show, table
 from slipway_client.transport.http import path
 from slipway_client.view import moments
@@ -91,9 +89,9 @@ def report(
         LeasePoolReport,
         "lease-broker",
         path("lease-pools", pool, "report"),
-        since_seconds=duration("--since", since),
+        since_seconds=duration_seconds("--since", since),
         limit=limit,
-        hold_seconds=duration("--hold", hold),
+        hold_seconds=duration_seconds("--hold", hold),
     )
     if output is Output.JSON:
         as_json(read.sent)
@@ -150,8 +148,8 @@ def set_terms(
     """
     changes = {
         "limit": limit,
-        "hold_seconds": duration("--hold", hold),
-        "ttl_seconds": duration("--ttl", ttl),
+        "hold_seconds": duration_seconds("--hold", hold),
+        "ttl_seconds": duration_seconds("--ttl", ttl),
         "mode": mode,
     }
     body: dict[str, object] = {name: value for name, value in changes.items() if value is not None}
@@ -173,7 +171,7 @@ def _pacing(text: str) -> dict[str, float] | str | None:
     interval, _, burst = text.partition("/")
     if burst and not burst.isdecimal():
         raise typer.BadParameter(f"--pacing: {burst!r} is not a number of starts")
-    return {"interval_seconds": duration("--pacing", interval) or 0.0, "burst": int(burst or 1)}
+    return {"interval_seconds": duration_seconds("--pacing", interval) or 0.0, "burst": int(burst or 1)}
 
 
 @app.command("units")
@@ -191,7 +189,7 @@ def report_units(
     Example:
       slipway lease units metal-ci 3 --ttl 10m
     """
-    body = {"units": units, "ttl_seconds": duration("--ttl", ttl)}
+    body = {"units": units, "ttl_seconds": duration_seconds("--ttl", ttl)}
     answer = api_of(context).put(ReportedUnits, "lease-broker", path("lease-pools", pool, "units"), body)
     until = moments.clock(answer.valid_until, now())
     print(f"lease pool {pool}: {units} {'unit' if units == 1 else 'units'} reported, valid until {until}")
@@ -283,8 +281,7 @@ def history(
     if UUID.fullmatch(lease_id := subject.partition(":")[0]):
         rows, at_most = api.rows(LeaseDecision, "lease-broker", path("leases", lease_id, "history")), None
     else:
-        ago = duration("--since", since)
-        at = None if ago is None else (now() - timedelta(seconds=ago)).isoformat()
+        at = ago("--since", since)
         rows = api.rows(
             LeaseDecision, "lease-broker", path("lease-pools", subject, "history"), limit=limit + 1, since=at
         )
