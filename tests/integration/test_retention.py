@@ -39,6 +39,7 @@ SELECT 'k' || $2, 'k', 'pool', 'p', 'page', '{}', $1""",
     "audit": """
 INSERT INTO audit (at, by, origin, action, reason, kind, subject_id, result)
 SELECT $1, 'b', '', 'set', '', 'k', 's' || $2, 'updated'""",
+    "token_use": "INSERT INTO token_use SELECT 'n' || $2, $1::date, $1",
     "outbox_subject": """
 INSERT INTO outbox_subject (topic, subject, revision, created_at, touched_at)
 SELECT 'slipway.worker.lifecycle.v1', 's' || $2, 1, $1, $1""",

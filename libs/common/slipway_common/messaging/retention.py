@@ -34,7 +34,10 @@ DELETE_SEEN_EVENTS: Final = Statement(delete_ended(SEEN, older(SEEN.c.seen_at), 
 DELETE_GAPS: Final = Statement(delete_oldest(GAP, GAP.c.at, order=GAP.c.id))
 DELETE_DEAD_LETTERS: Final = Statement(delete_ended(DEAD, older(DEAD.c.at), order=[DEAD.c.at]))
 DELETE_ALERTS: Final = Statement(delete_ended(ALERT, older(ALERT.c.closed_at), order=[ALERT.c.closed_at]))
-DELETE_TOKEN_USES: Final = Statement(delete_ended(TOKEN_USE, older(TOKEN_USE.c.last_at), order=[TOKEN_USE.c.day]))
+# The day finds them by its index; the time changes with every use.
+DELETE_TOKEN_USES: Final = Statement(
+    delete_ended(TOKEN_USE, older(TOKEN_USE.c.day), older(TOKEN_USE.c.last_at), order=[TOKEN_USE.c.day])
+)
 DELETE_AUDIT: Final = Statement(delete_oldest(AUDIT, AUDIT.c.at, order=AUDIT.c.id))
 
 RETENTION: Final[Retention] = (
