@@ -85,6 +85,7 @@ class Reporter:
         self._publish = publish
         self._rng = rng
         self._source: Source | None = None
+        self._is_connected = False
         self._failures = 0
 
     async def run(self, sources: int) -> None:
@@ -115,11 +116,17 @@ class Reporter:
             if self._source is None:
                 self._source = self._entry.open()
             read = await read_once(self._source, settings.timeout_seconds, settings.behind_seconds)
+            if not self._is_connected:
+                # A connection took time, in which workers may have taken tasks that are counted as running: their
+                # claims would seem later than the report, and the ends of those tasks would not count.
+                read = await read_once(self._source, settings.timeout_seconds, settings.behind_seconds)
+                self._is_connected = True
             made, missing = reports(settings.reporting, read.counts, read.observed_at, epoch)
             if not self._leadership.leads(settings.name) or self._leadership.epoch(settings.name) != epoch:
                 return 0.0
             await asyncio.gather(*(self._publish(each) for each in made))
         except Unreadable as error:
+            self._is_connected = False
             self._failed(str(error))
             return error.retry_after_seconds
         except (KafkaError, OSError, TimeoutError) as error:
@@ -144,5 +151,5 @@ class Reporter:
     async def close(self) -> None:
         """Close the source, if it is open."""
         if self._source is not None:
-            source, self._source = self._source, None
+            source, self._source, self._is_connected = self._source, None, False
             await close(source, self._settings.name)
