@@ -1,12 +1,15 @@
 """Judgement of a run: reports beside what the queue counted itself, launches beside what its ledger needed. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import chain, pairwise
 from math import inf
+from typing import Final
 
 import msgspec
 
+ADD_SECONDS: Final = 0.1
+"""Longest time that a task takes to be added."""
 Count = tuple[int, int | None]
 """Tasks of a queue of the kind that its source counts, and those that run if it counts both."""
 
@@ -65,17 +68,33 @@ def _needed(tasks: Sequence[Task], at: float) -> int:
 
 
 def is_right(
-    pool: str, count: Count, observed_at: datetime, samples: Sequence[Sample], within_seconds: float
+    pool: str,
+    count: Count,
+    observed_at: datetime,
+    samples: Sequence[Sample],
+    within_seconds: float,
+    added_at: Collection[float] = (),
 ) -> bool | None:
     """True if the queue counted that itself within so many seconds of a report; None if it counted something else and
-    was not asked all that time. Of two neighbouring samples also what lies between them is right."""
+    was not asked all that time. Of two neighbouring samples also what lies between them is right, and fewer tasks than
+    in both if some were added in between, each shortly after one of these times: others were taken before them."""
     begin, end = observed_at.timestamp() - within_seconds, observed_at.timestamp() + within_seconds
     pairs = [(one, other) for one, other in pairwise(samples) if other.asked_at >= begin and one.answered_at <= end]
     if not pairs or any(other.answered_at - one.asked_at > within_seconds for one, other in pairs):
         return None
-    near = [(one.counts[pool], other.counts[pool]) for one, other in pairs]
+    near = [
+        (
+            one.counts[pool],
+            other.counts[pool],
+            sum(one.asked_at - ADD_SECONDS < at < other.answered_at for at in added_at),
+        )
+        for one, other in pairs
+    ]
     if all(
-        any(min(one[part], other[part]) <= value <= max(one[part], other[part]) for one, other in near)  # type: ignore[type-var,operator]
+        any(
+            min(one[part], other[part] - (0 if part else added)) <= value <= max(one[part], other[part])  # type: ignore[type-var,operator]
+            for one, other, added in near
+        )
         for part, value in enumerate(count)
         if value is not None
     ):

@@ -220,7 +220,9 @@ class Run:
         right = wrong = unknown = 0
         for event in await reports(self.deployment):
             tasks = event.pending if event.total is None else event.total
-            verdict = is_right(event.pool_id, (tasks, event.claimed), event.observed_at, self.samples, within)
+            added_at = [at for of, at in self.added.values() if of == event.pool_id]
+            count = tasks, event.claimed
+            verdict = is_right(event.pool_id, count, event.observed_at, self.samples, within, added_at)
             right, wrong, unknown = right + (verdict is True), wrong + (verdict is False), unknown + (verdict is None)
             if verdict is False:
                 at = event.observed_at.timestamp()

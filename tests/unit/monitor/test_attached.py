@@ -49,13 +49,16 @@ def test_reports_beside_counts() -> None:
         )
     ]
 
-    def right(tasks: int, running: int | None, at: float) -> bool | None:
-        return is_right("p", (tasks, running), datetime.fromtimestamp(at, UTC), samples, 0.5)
+    def right(tasks: int, running: int | None, at: float, *added_at: float) -> bool | None:
+        return is_right("p", (tasks, running), datetime.fromtimestamp(at, UTC), samples, 0.5, added_at)
 
     assert right(4, None, 1.0) is True
     assert right(3, None, 0.9) is True
     assert right(5, None, 1.0) is False
     assert right(4, 4, 1.0) is False
+    assert right(0, None, 1.8) is False
+    assert right(0, None, 1.8, 1.7) is True
+    assert right(0, None, 1.8, 0.9) is False
     assert right(0, 0, 1.8) is False
     assert right(0, None, 9.0) is None
     assert right(0, 0, 0.1) is True
