@@ -88,7 +88,7 @@ async def pass_over(
         own = provider.visibility_seconds(account)
         settled_seconds = account.request_timeout_seconds or settings.call_timeout_seconds
         settled_seconds += settings.visibility_seconds if own is None else own
-        settled_at = await deadlines.listed_at(db, settled_seconds=settled_seconds)
+        listed_at = await deadlines.listed_at(db, settled_seconds=settled_seconds)
         began_at = await pools.now(db)
         doubtful = await reachability.unanswered_since(db, account.id) is not None
     if doubtful and not await contact.probe(database, provider, account, settings):
@@ -96,7 +96,7 @@ async def pass_over(
     began = monotonic_seconds()
     try:
         matches = await provider.identity(account) == account.identity
-        listing = Listing(listed_at=settled_at, settled_seconds=settled_seconds, identity_matches=matches)
+        listing = Listing(listed_at=listed_at, settled_seconds=settled_seconds, identity_matches=matches)
         await _list(database, account, provider, listing)
     except OutcomeUnknown as error:
         LOG.warning("listing the account failed", account=account.id, error=str(error))
@@ -133,8 +133,8 @@ async def pass_over(
     async with database.acquire() as db:
         if not findings.implausible:
             await reachability.forget(db, account.id, instance_ids=listing.present, batch_ids=listing.tags)
-        listed_at = began_at if matches else None
-        await accounts.count_pass(db, account.id, listed_at=listed_at, settled_seconds=settled_seconds)
+        counted_at = began_at if matches else None
+        await accounts.count_pass(db, account.id, listed_at=counted_at, settled_seconds=settled_seconds)
 
 
 async def _list(database: Database, account: Account, provider: Provider, listing: Listing) -> None:
