@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import count
 from typing import Any
 
 import msgspec
@@ -11,122 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_api.events.alert import Alert, AlertRaised, AlertResolved
-from slipway_api.events.launch_config import LaunchConfigCreated
 from slipway_api.events.scopes import Key, config_key
-from slipway_api.events.signal import SignalRaised
 from slipway_api.events.worker import (
     Outcome,
     Result,
     Scope,
     Stage,
     WorkerClaimed,
-    WorkerLaunched,
-    WorkerLaunchFailed,
     WorkerRegistered,
-    WorkerStopping,
 )
+from slipway_common.base.text import duration_text
 from slipway_weight_calculator.domain import alerts
 from slipway_weight_calculator.domain.alerts import NOTICE, PAGE
 from slipway_weight_calculator.domain.draft import Draft
-from slipway_weight_calculator.domain.world import World, advance, apply_signal, commit, declare, fold
+from slipway_weight_calculator.domain.world import World
+from tests.support.alerted import CONFIGS, Alerted
 from tests.support.worlds import capacity, known_boots
 
-START = 1_900_000_000.0
-CONFIGS = ("zone-a", "zone-b", "zone-c")
 PAGES = ("image-tripped", "quota-exhausted", "credential-failing")
-
-
-class Alerted:
-    """A world with one commit per step, and all its alerts."""
-
-    def __init__(self) -> None:
-        self.world = World()
-        self.open: dict[str, AlertRaised] = {}
-        self.now = START
-        self.all: list[Alert] = []
-        self.workers = count(1)
-
-    def commit(self, *events: Any, at: float | None = None, seconds: float = 1.0) -> list[Alert]:
-        self.now = START + at if at is not None else self.now + seconds
-        draft = Draft(self.world)
-        advance(draft, self.now)
-        for event in events:
-            if isinstance(event, LaunchConfigCreated):
-                declare(draft, event, self.now)
-            elif isinstance(event, SignalRaised):
-                assert apply_signal(draft, event, self.now) == ""
-            else:
-                fold(draft, event, self.now)
-        changed = alerts.changes(draft, self.open, self.now)
-        commit(draft)
-        self.open = alerts.after(self.open, changed)
-        self.all += changed
-        return changed
-
-    def kinds(self, *severities: str) -> list[str]:
-        """Keys of the open alerts, without their common prefix."""
-        return sorted(
-            alert.dedup_key.removeprefix("weight-calculator/")
-            for alert in self.open.values()
-            if not severities or alert.severity in severities
-        )
-
-    def declare(self, *ids: str, **fields: Any) -> None:
-        self.commit(*(declared(id_, **fields) for id_ in ids or CONFIGS))
-
-    def launched(self, config_id: str = "zone-a", **fields: Any) -> WorkerLaunched:
-        ok = Outcome(Stage.LAUNCH, Result.OK)
-        return WorkerLaunched(outcome=ok, batch_id="b", **self.of(config_id, **fields) | {"instance_id": "i-7"})
-
-    def refused(self, scope: Scope = Scope.CAPACITY, config_id: str = "zone-a", **fields: Any) -> WorkerLaunchFailed:
-        given = {"code": f"{scope.value}-code"} | {
-            name: fields.pop(name) for name in ("code", "scope_key", "classified", "sample") if name in fields
-        }
-        outcome = Outcome(Stage.LAUNCH, Result.FAILED, scope, **given)
-        return WorkerLaunchFailed(outcome=outcome, batch_id="b", **self.of(config_id, **fields))
-
-    def dead_boot(self, config_id: str = "zone-a", **fields: Any) -> WorkerStopping:
-        ids = self.of(config_id, **fields)
-        outcome = Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, ids["image_revision"], "boot_timeout")
-        return WorkerStopping(
-            reason="late", outcome=outcome, instance_id="i-7", console="http://cloud/i-7/console", **ids
-        )
-
-    def of(self, config_id: str, **fields: Any) -> dict[str, Any]:
-        config = self.world.configs[config_id].declared
-        return {
-            "worker_id": f"w-{next(self.workers)}",
-            "launch_config_id": config_id,
-            "pool_id": config.pool_id,
-            "account_id": config.account_id,
-            "image_revision": config.image_revision,
-        } | fields
-
-    def permit(self, config_id: str) -> int:
-        """Wait until a probe may launch, and return its permit."""
-        for _ in range(1000):
-            row = self.world.rows[config_key(config_id)]
-            if row.ready and not row.spent:
-                return row.permit
-            self.commit(seconds=5)
-        raise AssertionError(f"no probe of {config_id}")
-
-
-def declared(config_id: str, **fields: Any) -> LaunchConfigCreated:
-    usual: dict[str, Any] = {
-        "name": config_id.partition("@")[0],
-        "pool_id": "linux",
-        "account_id": "sim-a",
-        "region": "sim-1",
-        "zone": config_id,
-        "instance_type": "m5.large",
-        "image_revision": "linux-1",
-        "base_weight": 1.0,
-        "price_factor": 1.0,
-        "state": "active",
-        "revision": 1,
-    }
-    return LaunchConfigCreated(launch_config_id=config_id, **usual | fields)
 
 
 @pytest.fixture
@@ -162,22 +63,55 @@ def test_a_config_that_trips_and_recovers(alerted: Alerted) -> None:
     assert isinstance(resolved, AlertResolved)
     assert (resolved.dedup_key, resolved.summary) == (raised.dedup_key, "zone-a recovered")
     assert (resolved.since, resolved.cause, resolved.severity) == (raised.since, raised.cause, NOTICE)
-    assert (recovered.kind, recovered.severity) == ("recovered", NOTICE)
-    assert recovered.summary.startswith("zone-a recovered after ")
-    assert "5 config errors (config-code)" in recovered.cause
+    assert raised.since is not None
+    down_seconds = round(alerted.now - raised.since.timestamp())
+    assert recovered == AlertRaised(
+        dedup_key="weight-calculator/recovered/config/zone-a",
+        subject_kind="config",
+        subject_id="zone-a",
+        kind="recovered",
+        summary=f"zone-a recovered after {duration_text(down_seconds)}",
+        effect="pending tasks of linux get workers from 3 of 3 launch configs",
+        doing="allows more starts with each success, and probes configs that tripped at the same time",
+        command="slipway lc show zone-a",
+        since=datetime.fromtimestamp(alerted.now, UTC),
+        cause="launch: a start succeeded after 5 config errors (config-code)",
+        severity=NOTICE,
+    )
     assert alerted.commit(seconds=1790) == []
-    (over,) = alerted.commit(seconds=20)
+    (over,) = alerted.commit(seconds=10)
     assert (type(over), over.summary) == (AlertResolved, "zone-a has stayed healthy")
     assert alerted.open == {}
 
 
-def test_a_recovery_that_does_not_last(alerted: Alerted) -> None:
+@pytest.mark.parametrize("seconds", [1, 1800])
+def test_a_recovery_that_does_not_last(alerted: Alerted, seconds: float) -> None:
     alerted.commit(alerted.refused(), alerted.refused())
     alerted.commit(alerted.launched(probe_permit=alerted.permit("zone-a")))
     assert alerted.kinds() == [f"recovered/{capacity('zone-a').text}"]
-    alerted.commit(alerted.refused(), alerted.refused())
+    alerted.commit(alerted.refused(), alerted.refused(), seconds=seconds)
     assert alerted.kinds() == [f"capacity-unavailable/{capacity('zone-a').text}"]
     assert [type(alert) for alert in alerted.all if alert.kind == "recovered"] == [AlertRaised, AlertResolved]
+
+
+@pytest.mark.parametrize("stage", [Stage.BOOT, Stage.CLAIM])
+def test_a_config_that_trips_after_its_launches(alerted: Alerted, stage: Stage) -> None:
+    (raised,) = alerted.commit(*(alerted.failed(stage) for _ in range(5)))
+    assert (raised.kind, raised.cause) == ("config-tripped", f"{stage.value}: 5 config errors (user-data)")
+
+
+def test_a_row_that_trips_again_in_the_same_commit_has_not_recovered(alerted: Alerted) -> None:
+    alerted.commit(alerted.refused(), alerted.refused())
+    permit = alerted.permit("zone-a")
+    assert alerted.commit(alerted.launched(probe_permit=permit), alerted.refused(), alerted.refused()) == []
+
+
+def test_a_recovery_ends_once_nothing_uses_what_has_recovered(alerted: Alerted) -> None:
+    """Its policy is unknown then."""
+    alerted.commit(alerted.refused(), alerted.refused())
+    alerted.commit(alerted.launched(probe_permit=alerted.permit("zone-a")))
+    alerted.declare("zone-a", instance_type="m6.large", revision=2)
+    assert alerted.open == {}
 
 
 def test_one_notice_for_a_shortage_of_capacity() -> None:
@@ -224,7 +158,9 @@ def test_one_page_for_a_trip_of_forty_configs(scope: Scope) -> None:
     pages = [alert for alert in raised if alert.severity == PAGE]
     assert len(pages) == 1
     page = pages[0]
+    assert isinstance(page, AlertRaised)
     assert page.kind == {Scope.CREDENTIAL: "credential-failing", Scope.QUOTA: "quota-exhausted"}[scope]
+    assert page.command == "slipway account check sim-a"
     assert "pending tasks of pool-0 get workers from probes only" in page.effect
     assert [alert.kind for alert in raised if alert.severity == NOTICE] == ["pool-tripped"] * 4
     assert all(page.subject_id in alert.cause for alert in raised if alert.severity == NOTICE)
@@ -246,10 +182,40 @@ def test_a_pool_tripped_by_its_own_failures_is_a_page(alerted: Alerted) -> None:
     assert len(pages) == 1
     page = pages[0]
     assert (page.dedup_key, page.subject_id) == ("weight-calculator/pool-tripped/pool/linux", "linux")
-    assert page.cause == ", ".join(str(capacity(config_id)) for config_id in CONFIGS)
-    assert page.command == "slipway why linux"
+    cause = ", ".join(str(capacity(config_id)) for config_id in CONFIGS)
+    assert page == AlertRaised(
+        dedup_key=page.dedup_key,
+        subject_kind="pool",
+        subject_id="linux",
+        kind="pool-tripped",
+        summary=f"every launch config of linux is tripped: {cause}",
+        effect="pending tasks of linux get workers from probes only",
+        doing="continues with probes, one every 30 s for the whole pool where launches fail",
+        command="slipway why linux",
+        since=datetime.fromtimestamp(alerted.now, UTC),
+        cause=cause,
+        severity=PAGE,
+    )
     alerted.commit(alerted.launched("zone-b", probe_permit=alerted.permit("zone-b")))
     assert "pool-tripped/pool/linux" not in alerted.kinds()
+
+
+def test_a_pool_is_judged_by_the_configs_that_it_has_left(alerted: Alerted) -> None:
+    """A config that moves leaves one pool tripped as a whole, and joins another that is."""
+    for config_id in ("zone-a", "zone-b"):
+        alerted.commit(*(alerted.refused(Scope.CONFIG, config_id) for _ in range(5)))
+    alerted.declare("zone-c", pool_id="other", revision=2)
+    assert alerted.kinds(PAGE) == ["pool-tripped/pool/linux"]
+    alerted.declare("zone-a", pool_id="lone", revision=2)
+    assert alerted.kinds(PAGE) == ["pool-tripped/pool/linux", "pool-tripped/pool/lone"]
+
+
+def test_a_page_explains_its_pool_as_long_as_it_is_open(alerted: Alerted) -> None:
+    """Also in a commit that changes only a signal on one of its configs."""
+    alerted.commit(alerted.refused(Scope.CREDENTIAL), alerted.refused(Scope.CREDENTIAL))
+    assert alerted.kinds(PAGE) == ["credential-failing/credential/sim-a"]
+    alerted.commit(alerted.down("zone-a"))
+    assert alerted.kinds(PAGE) == ["credential-failing/credential/sim-a"]
 
 
 def test_a_notice_becomes_a_page_once_its_cause_is_gone() -> None:
@@ -280,9 +246,42 @@ def test_a_bad_image_is_one_page_with_evidence(alerted: Alerted) -> None:
     assert page.evidence[0] == "worker w-1, instance i-7, console http://cloud/i-7/console"
     assert len(page.evidence) == 5
     assert page.command == "slipway why image/linux-1"
+    assert page.cause == "boot: 5 image errors (boot_timeout)"
+    assert page.since == datetime.fromtimestamp(alerted.now, UTC)
     alerted.commit(*(alerted.dead_boot(config_id) for config_id in CONFIGS * 5))
     assert alerted.kinds() == ["image-tripped/image/linux-1", "pool-tripped/pool/linux"]
     assert alerted.kinds(PAGE) == ["image-tripped/image/linux-1"]
+
+
+def test_a_page_names_the_stage_that_fails_most(alerted: Alerted) -> None:
+    boots = [alerted.dead_boot() for _ in range(6)]
+    alerted.commit(*(alerted.refused(Scope.IMAGE) for _ in range(5)), *boots)
+    page = alerted.open["weight-calculator/image-tripped/image/linux-1"]
+    assert page.cause.startswith("boot: ")
+
+
+def test_an_alert_of_a_config_stays_open_when_a_page_explains_it_later(alerted: Alerted) -> None:
+    alerted.commit(*(alerted.failed(Stage.BOOT) for _ in range(5)))
+    assert alerted.kinds() == ["config-tripped/config/zone-a"]
+    alerted.commit(*(alerted.dead_boot(config_id) for config_id in ("zone-b", "zone-c") * 3))
+    assert "config-tripped/config/zone-a" in alerted.kinds()
+    assert alerted.kinds(PAGE) == ["image-tripped/image/linux-1"]
+
+
+def test_a_config_that_fails_to_launch_has_its_alert_beside_the_page_of_its_image(alerted: Alerted) -> None:
+    """Its boots have tripped it before, which the page explains."""
+    alerted.commit(*(alerted.dead_boot() for _ in range(5)))
+    assert alerted.kinds() == ["image-tripped/image/linux-1", "pool-tripped/pool/linux"]
+    (raised,) = alerted.commit(*(alerted.refused(Scope.CONFIG) for _ in range(5)))
+    assert (raised.kind, raised.cause) == ("config-tripped", "launch: 5 config errors (config-code)")
+
+
+def test_each_pool_that_trips_in_a_commit_has_its_alert(alerted: Alerted) -> None:
+    ids = [f"lone-{n}" for n in range(3)]
+    for id_ in ids:
+        alerted.declare(id_, pool_id=f"pool-{id_}")
+    alerted.commit(*(alerted.refused(config_id=id_) for id_ in ids * 2))
+    assert alerted.kinds(PAGE) == [f"pool-tripped/pool/pool-{id_}" for id_ in ids]
 
 
 def test_an_alert_fits_its_limits_as_it_is_stored(alerted: Alerted) -> None:
@@ -319,9 +318,20 @@ def test_an_unknown_code_is_reported_once_an_hour(alerted: Alerted) -> None:
     odd: dict[str, Any] = {"code": "Odd token=abcdef", "classified": False, "sample": "key AKIAIOSFODNN7EXAMPLE is odd"}
     (raised,) = alerted.commit(alerted.refused(Scope.CONFIG, **odd))
     assert raised.dedup_key == "weight-calculator/unclassified-error/account/sim-a/Odd%20token%3D%E2%80%A6"
-    assert raised.summary == "account sim-a refused a launch with Odd token=…, an unknown error code"
-    assert "with the message: key … is odd" in raised.cause
-    assert raised.command == "slipway lc show zone-a  # then classify the code in `errors` of the account"
+    assert raised == AlertRaised(
+        dedup_key=raised.dedup_key,
+        subject_kind="account",
+        subject_id="sim-a",
+        kind="unclassified-error",
+        summary="account sim-a refused a launch with Odd token=…, an unknown error code",
+        effect="unknown: it may affect more than zone-a",
+        doing="charges zone-a, which trips after 5 of them in a row",
+        command="slipway lc show zone-a  # then classify the code in `errors` of the account",
+        since=datetime.fromtimestamp(alerted.now, UTC),
+        cause="Odd token=… in response to a launch from zone-a, with the message: key … is odd",
+        severity=NOTICE,
+        evidence=("worker w-1",),
+    )
     assert "abcdef" not in str(raised)
     assert "AKIA" not in str(raised)
     assert alerted.commit(alerted.refused(Scope.CONFIG, "zone-b", **odd)) == []
@@ -334,20 +344,54 @@ def test_an_unknown_code_is_reported_once_an_hour(alerted: Alerted) -> None:
 
 
 def test_a_trip_by_a_signal(alerted: Alerted) -> None:
-    signal = SignalRaised(
-        source="page",
-        target_kind="config",
-        target_id="zone-a",
-        kind="down",
-        reason="flooded",
-        observed_at=datetime.fromtimestamp(alerted.now, UTC),
-        ttl_seconds=600,
-    )
-    (raised,) = alerted.commit(signal)
+    cause = "down signal from page: flooded"
+    (raised,) = alerted.commit(alerted.down("zone-a"))
     assert (raised.kind, raised.severity) == ("config-tripped", NOTICE)
-    assert raised.cause == "down signal from page: flooded"
+    assert isinstance(raised, AlertRaised)
+    assert (raised.summary, raised.cause) == (f"zone-a tripped: {cause}", cause)
     (resolved,) = alerted.commit(seconds=600)
     assert resolved.summary == "zone-a recovered"
+
+
+@pytest.mark.parametrize("code", ["Odd", "x" * 100, ""])
+def test_an_alert_of_an_unknown_code_outlives_neither_the_code_nor_its_hour(alerted: Alerted, code: str) -> None:
+    """Another unknown code is another alert; a code is compared as it is shown, cut and named."""
+    alerted.commit(
+        alerted.refused(Scope.CONFIG, code="Known"), alerted.refused(Scope.CONFIG, code=code, classified=False)
+    )
+    (raised,) = alerted.open.values()
+    assert raised.cause == f"{code[:60] or 'no code'} in response to a launch from zone-a"
+    assert alerted.commit(seconds=4000) == []
+    changed = alerted.commit(alerted.launched(), alerted.refused(Scope.CONFIG, code="Strange", classified=False))
+    assert [(type(alert), alert.kind) for alert in changed] == [
+        (AlertRaised, "unclassified-error"),
+        (AlertResolved, "unclassified-error"),
+    ]
+    assert [alert.cause for alert in alerted.open.values()] == ["Strange in response to a launch from zone-a"]
+
+
+def test_every_unknown_code_of_a_commit_has_its_alert(alerted: Alerted) -> None:
+    """Those of the run that are known, or have an alert, hide none that follows."""
+    alerted.commit(alerted.refused(Scope.CONFIG, code="Odd", classified=False))
+    codes = [("Known", True), ("Odd", False), ("Strange", False)]
+    (raised,) = alerted.commit(*(alerted.refused(Scope.CONFIG, code=code, classified=ok) for code, ok in codes))
+    assert raised.cause == "Strange in response to a launch from zone-a"
+
+
+def test_a_code_is_redacted_and_cut(alerted: Alerted) -> None:
+    (raised,) = alerted.commit(*(alerted.refused(Scope.CONFIG, code=f"token=abcdef {'x' * 100}") for _ in range(5)))
+    assert "abcdef" not in str(raised)
+    assert raised.cause == f"launch: 5 config errors (token=… {'x' * 47})"
+
+
+@pytest.mark.parametrize(("pools", "more"), [(5, ""), (6, "; and 1 more pools")])
+def test_the_effect_lists_five_pools(pools: int, more: str) -> None:
+    alerted = Alerted()
+    for n in range(pools):
+        alerted.declare(f"c-{n}", pool_id=f"pool-{n}")
+    alerted.commit(alerted.refused(Scope.CREDENTIAL, "c-0"), alerted.refused(Scope.CREDENTIAL, "c-0"))
+    page = alerted.open["weight-calculator/credential-failing/credential/sim-a"]
+    assert page.effect == "; ".join(f"pending tasks of pool-{n} get workers from probes only" for n in range(5)) + more
 
 
 @pytest.mark.parametrize("state", ["paused", "draining", "archived"])
@@ -406,12 +450,18 @@ def test_when_an_open_alert_ends_by_time(alerted: Alerted) -> None:
     assert alerts.due(alerted.open, Draft(alerted.world), alerted.now) is None
     alerted.commit(alerted.refused(Scope.CONFIG, classified=False))
     assert alerts.due(alerted.open, Draft(alerted.world), alerted.now) == alerted.now + 3600
+    alerted.commit(alerted.refused(config_id="zone-b"), alerted.refused(config_id="zone-b"))
+    alerted.commit(alerted.launched("zone-b", probe_permit=alerted.permit("zone-b")))
+    assert alerts.due(alerted.open, Draft(alerted.world), alerted.now) == alerted.now + 1800
+    (over,) = alerted.commit(seconds=1800)
+    assert (type(over), over.kind) == (AlertResolved, "recovered"), "after the one that stays open"
 
 
-def test_an_outlived_alert_waits_for_an_event(alerted: Alerted) -> None:
+@pytest.mark.parametrize("seconds", [3600, 4000])
+def test_an_outlived_alert_waits_for_an_event(alerted: Alerted, seconds: float) -> None:
     """Otherwise turns would follow each other without end."""
     alerted.commit(alerted.refused(Scope.CONFIG, classified=False))
-    assert alerted.commit(seconds=4000) == []
+    assert alerted.commit(seconds=seconds) == []
     assert alerts.due(alerted.open, Draft(alerted.world), alerted.now) is None
     (over,) = alerted.commit(alerted.launched())
     assert (type(over), over.kind) == (AlertResolved, "unclassified-error")

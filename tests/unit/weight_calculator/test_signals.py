@@ -22,6 +22,7 @@ from tests.support.worlds import (
     B,
     C,
     Story,
+    apply,
     config,
     launched,
     refused,
@@ -260,6 +261,14 @@ def test_a_source_trips_half_a_pool_at_most() -> None:
     assert story.signal(signal_event("down", "config", "c1", 900), 900) == "", "its earlier signals have expired"
 
 
+def test_a_source_has_its_share_of_each_pool() -> None:
+    """A signal on a zone reaches half of one pool, and all of another."""
+    story = Story(*ZONES, OTHER)
+    assert story.signal(signal_event("down", "zone", "z0")).startswith(
+        "share: 'monitor' would trip 1 of 1 active launch configs of pool 'other'"
+    )
+
+
 def test_unnamed_sources_have_one_share_together() -> None:
     """Otherwise a monitor that uses a new name for each signal could trip all."""
     story, rules = Story(*ZONES), Rules(sources={"page": Source()})
@@ -301,6 +310,31 @@ def test_a_smaller_pool_has_a_smaller_share(state: str) -> None:
     )
     assert tripped(story, 5) == {"c0", "c1"}
     assert enforce_shares(Draft(story.world), "c3", T0 + 5, rules) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "pool", "excess"),
+    [
+        (("declare", config("c3", pool="other", revision=2)), "linux", "2 of 3"),
+        (("forget", "c3"), "linux", "2 of 3"),
+        (("declare", config("c1@2", pool="other")), "other", "1 of 1"),
+    ],
+)
+def test_a_share_holds_in_the_pools_of_a_config_before_and_after(
+    change: tuple[str, Any], pool: str, excess: str
+) -> None:
+    """In the draft of the change itself: the pool that it leaves has become smaller, and the one that it joins gets the
+    signals on its name."""
+    story = Story(*ZONES)
+    for n in range(2):
+        assert story.signal(signal_event("down", "config", f"c{n}", n), n) == ""
+    draft = Draft(story.world)
+    apply(draft, (*change, T0 + 5))
+    config_id = getattr(change[1], "launch_config_id", change[1])
+    assert enforce_shares(draft, config_id, T0 + 5, Rules(sources={"monitor": Source(max_share=1.0)})) == []
+    ((dropped, reason),) = enforce_shares(draft, config_id, T0 + 5)
+    assert dropped.target_id == "c1"
+    assert reason.startswith(f"share: by now 'monitor' would trip {excess} active launch configs of pool '{pool}'")
 
 
 def test_a_config_tripped_by_a_signal_does_not_probe_for_others() -> None:
