@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from slipway_provisioner.domain.orphan_workspaces import NAMED_MAX, Resource, Row, orphans
 from slipway_provisioner.domain.recovery import Orphan, cannot_adopt
@@ -57,9 +58,11 @@ def test_a_resource_of_a_live_workspace_is_in_no_orphan(phases: dict[str, Phase]
 
 
 def test_the_launch_of_an_orphan() -> None:
-    """It is that of the row, or of the tags where there is no row."""
-    (tagged,) = orphans([resource()], {}, listed_at=BEGAN, visibility_seconds=0)
-    assert (tagged.batch_id, tagged.launch_config_id) == ("tag", "tagged")
+    """It is that of the row, or of the tags of its first resource where there is no row."""
+    first = structs.replace(resource(), incarnation="7")
+    (tagged,) = orphans([resource(id_="m-2"), first], {}, listed_at=BEGAN, visibility_seconds=0)
+    assert (tagged.batch_id, tagged.launch_config_id, tagged.incarnation) == ("tag", "tagged", "7")
+    assert (tagged.listed_at, [each.id for each in tagged.resources]) == (BEGAN, ["m-1", "m-2"])
     (known,) = orphans([resource()], {"w": row(Phase.GONE)}, listed_at=BEGAN, visibility_seconds=0)
     assert (known.batch_id, known.launch_config_id) == ("b", "c")
 
@@ -69,6 +72,10 @@ def test_the_note_names_the_first_resources() -> None:
     (orphan,) = orphans([resource(address="disk.a"), *found], {}, listed_at=BEGAN, visibility_seconds=0)
     assert orphan.note.startswith("workspace w: disk.a (m-1), disk.d[0] (d-0), ")
     assert orphan.note.endswith(" and 3 more")
+    (whole,) = orphans(found[:NAMED_MAX], {}, listed_at=BEGAN, visibility_seconds=0)
+    assert whole.note.endswith("disk.d[4] (d-4)")
+    (unnamed,) = orphans([resource("", "")], {}, listed_at=BEGAN, visibility_seconds=0)
+    assert unnamed.note == "workspace unnamed: no address (m-1)"
 
 
 def test_an_orphan_is_not_adopted() -> None:

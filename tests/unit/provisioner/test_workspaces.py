@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from slipway_provisioner.domain.workspaces import (
     ABANDONED,
+    LINEAGE_CHARACTERS_MAX,
     NEXT,
+    SERIAL_MAX,
     NotAState,
     Operation,
     Phase,
@@ -25,6 +27,9 @@ versions = st.builds(Version, st.sampled_from(["ours", "foreign"]), st.integers(
 def test_the_version_of_a_state() -> None:
     assert version_of(empty_state("ours")) == Version("ours", 0)
     assert version_of(state(7, "ours", machine="i-1")) == Version("ours", 7)
+    for largest in (Version("x", 0), Version("x" * LINEAGE_CHARACTERS_MAX, SERIAL_MAX)):
+        content = {"version": 4, "serial": largest.serial, "lineage": largest.lineage}
+        assert version_of(msgspec.json.encode(content)) == largest
 
 
 def test_addresses_of_resources() -> None:
@@ -36,6 +41,10 @@ def test_addresses_of_resources() -> None:
     listed = [resource("module.worker", 1), resource("module.worker.module.inner", 2), resource("", 1, "data")]
     content = msgspec.json.encode(msgspec.json.decode(empty_state("ours")) | {"resources": listed})
     assert addresses_of(content) == ["thing.one", "module.inner.thing.one (2)"]
+    bare = msgspec.json.encode({"version": 4, "serial": 0, "lineage": "ours"})
+    assert addresses_of(bare) == addresses_of(empty_state("ours")) == []
+    planned = {"resources": [{"mode": "managed", "type": "thing", "name": "one"}]}
+    assert addresses_of(msgspec.json.encode(msgspec.json.decode(bare) | planned)) == ["thing.one"]
 
 
 BAD = {
@@ -66,8 +75,17 @@ def test_a_state_is_saved_over_the_one_that_its_run_began_with(stored: Version, 
     assert (rejection(stored, base, new) == "") is allowed
 
 
-def test_nothing_is_saved_where_the_state_is_gone() -> None:
-    assert rejection(None, Version("ours", 1), Version("ours", 2))
+@pytest.mark.parametrize(
+    ("stored", "new", "reason"),
+    [
+        (None, Version("a", 3), "the workspace no longer has a state"),
+        (Version("b", 2), Version("a", 3), "its lineage is a, that of the workspace is b"),
+        (Version("a", 4), Version("a", 5), "the stored state has serial 4, and the run began with 2"),
+        (Version("a", 2), Version("a", 1), "its serial is 1, and the stored state has 2"),
+    ],
+)
+def test_a_rejection_says_what_differs(stored: Version | None, new: Version, reason: str) -> None:
+    assert rejection(stored, Version("a", 2), new) == reason
 
 
 def test_every_phase_but_the_last_has_a_next_run() -> None:
