@@ -238,14 +238,38 @@ def test_a_starved_pool_names_the_time_in_seconds_while_it_is_short() -> None:
     assert texts == [f"pool builds is starved: no worker has registered for {text}" for text in ("15 s", "90 min")]
 
 
-def test_the_alert_says_what_is_done() -> None:
-    """One key for an account, whatever the number of instances."""
-    instances = {"i-1": Protected("protected", "unprotect i-1"), "i-2": Protected("protected", "unprotect i-2")}
-    some = alert("a", instances, [Stuck("w", "i-1")])
-    assert isinstance(some, AlertRaised)
-    assert (some.command, some.cause) == ("unprotect i-1", "protected")
-    assert "1 worker is stuck" in some.effect
-    all_of_them = alert("a", instances, [Stuck("w", "i-1")], refusing=True)
-    assert "launches nothing in this account" in all_of_them.doing
-    assert all_of_them.dedup_key == some.dedup_key
-    assert isinstance(alert("a", {}), AlertResolved)
+FACTS = "they run and cost money, and count towards quotas and maxima"
+RETRIES = "retries, at most once per pass of the instance reaper"
+REPLACES = f"{RETRIES}; replaces stuck workers, up to a tenth of the maximum of their pool"
+NOTHING = f"{RETRIES}; launches nothing in this account, whose new machines would have to stay as well"
+#    instances, stuck, does the account refuse?  effect, doing
+DOING = [
+    (1, 0, False, FACTS, RETRIES),
+    (2, 1, False, f"{FACTS}; 1 worker is stuck", REPLACES),
+    (3, 2, False, f"{FACTS}; 2 workers are stuck", REPLACES),
+    (12, 2, True, FACTS, NOTHING),
+]
+
+
+@pytest.mark.parametrize(("instances", "stuck", "refusing", "effect", "doing"), DOING)
+def test_the_alert_says_what_is_done(instances: int, stuck: int, refusing: bool, effect: str, doing: str) -> None:
+    """One key for an account, whatever the number of instances: three are in the summary, ten in the evidence."""
+    ids = [f"i-{n:02}" for n in range(instances)]
+    those = {id_: Protected("protected", f"unprotect {id_}") for id_ in reversed(ids)}
+    made = alert("a", those, [Stuck(f"w-{n}", ids[n]) for n in range(stuck)], refusing=refusing)
+    assert isinstance(made, AlertRaised)
+    assert made == AlertRaised(
+        dedup_key="provisioner/termination-refused/a",
+        subject_kind="account",
+        subject_id="a",
+        kind="termination-refused",
+        summary=f"a refuses to terminate {', '.join(ids[:3])}" + (" and 9 more" if instances == 12 else ""),
+        effect=effect,
+        doing=doing,
+        command="unprotect i-00",
+        cause="protected",
+        evidence=tuple(ids[:10]),
+    )
+    ended = alert("a", {})
+    assert isinstance(ended, AlertResolved)
+    assert (ended.dedup_key, ended.summary) == (made.dedup_key, "")

@@ -1,10 +1,11 @@
 """Accounts whose workers are unresponsive together: the limit, and its alert."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_api.events.alert import AlertRaised, AlertResolved
+from slipway_api.events.alert import AlertResolved
 from slipway_provisioner.domain.unresponsiveness import Unresponsiveness, alert
 
 
@@ -36,11 +37,20 @@ def test_a_larger_account_is_never_less_plausible(without_contact: int, others: 
     assert without_contact > 10 or not smaller.is_mass
 
 
-def test_the_alert_names_the_command() -> None:
-    raised = alert(account(40, 12))
-    assert isinstance(raised, AlertRaised)
-    assert raised.summary == "12 of 40 registered workers of sim-a are without contact"
-    assert raised.command.startswith("slipway account confirm-unresponsive sim-a")
+def test_the_alert_and_its_resolution() -> None:
+    """Both say all of it under one key: the resolution is read on its own."""
+    texts: dict[str, str] = {
+        "dedup_key": "provisioner/mass-unresponsiveness/sim-a",
+        "subject_kind": "account",
+        "subject_id": "sim-a",
+        "kind": "mass-unresponsiveness",
+        "effect": "they count as serving and are not replaced",
+        "doing": "stops none of them before a person has confirmed that they are dead",
+        "command": "slipway account confirm-unresponsive sim-a --reason …  # once they are known to be dead",
+    }
+    summary = "12 of 40 registered workers of sim-a are without contact"
+    assert msgspec.to_builtins(alert(account(40, 12))).items() >= (texts | {"summary": summary}).items()
     resolved = alert(account(40, 0, kept=True))
+    summary = "the workers of sim-a are in contact again, or were stopped"
     assert isinstance(resolved, AlertResolved)
-    assert resolved.dedup_key == raised.dedup_key
+    assert msgspec.to_builtins(resolved).items() >= (texts | {"summary": summary}).items()

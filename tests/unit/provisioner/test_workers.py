@@ -348,3 +348,68 @@ def test_ended_stage(change: Change, counted: tuple[str, str, bool] | None) -> N
     after, event = change
     assert ended_stage(event) == counted
     assert after.failed_at == (NOW if counted is not None and counted[2] else None)
+
+
+LATER = NOW + timedelta(seconds=60)
+DRAINED: dict[str, Any] = {"drain_left_seconds": 5.0}
+STOPPED: dict[str, Any] = {"state": State.STOPPING, "reason": "r", "stopping_at": NOW}
+LOST: dict[str, Any] = {"state": State.STOPPED, "reason": "r", "ended_at": NOW}
+#        transition of a running worker, what it had before, and what it has afterwards
+MARKS: list[tuple[Callable[[Worker], Worker], dict[str, Any], dict[str, Any]]] = [
+    (lambda w: workers.marked(w, leave=True), {}, {"leave_after_task": True}),
+    (lambda w: workers.marked(w, leave=False), {"leave_after_task": True}, {}),
+    (lambda w: workers.draining(w, LATER), DRAINED, {"drain_until": LATER}),
+    (lambda w: workers.not_draining(w, NOW), {"drain_until": LATER}, {"drain_left_seconds": 60.0}),
+    (lambda w: workers.not_draining(w, LATER), {"drain_until": NOW}, {"drain_left_seconds": 0.0}),
+    (lambda w: workers.not_draining(w, NOW), DRAINED, DRAINED),
+    (lambda w: workers.with_new_task(w), DRAINED, {}),
+    (lambda w: workers.idle(w, NOW)[0], DRAINED, {"idle_since": NOW}),
+    (lambda w: workers.stopping(w, "r", NOW)[0], {"failed_at": NOW}, STOPPED | {"failed_at": NOW}),
+    (lambda w: workers.lost(w, "r", NOW)[0], {"failed_at": NOW}, LOST | {"failed_at": NOW}),
+    (
+        lambda w: workers.termination_refused(w, LATER, stuck_after_seconds=600),
+        {"termination_refusals": 7, "termination_refused_at": NOW, "stuck_at": NOW},
+        {"termination_refusals": 8, "termination_refused_at": NOW, "stuck_at": NOW},
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "before", "after"), MARKS)
+def test_what_a_running_worker_remembers(
+    change: Callable[[Worker], Worker], before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    assert change(worker(State.RUNNING, **before)) == worker(**{"state": State.RUNNING} | after)
+
+
+@pytest.mark.parametrize(
+    ("state", "leave", "leaves"),
+    [(State.RUNNING, True, True), (State.RUNNING, False, False), (State.STOPPING, True, False)],
+)
+def test_a_worker_that_was_to_leave_after_its_task(state: State, leave: bool, leaves: bool) -> None:
+    """It is asked once, as one that may finish what it claims meanwhile."""
+    busy = worker(state, leave_after_task=leave)
+    asked = [workers.stopping_idle(busy, "more workers than wanted", NOW)] if leaves else []
+    assert workers.left_after_task(busy, NOW) == asked
+
+
+def test_events_name_the_instance_and_batch_as_far_as_they_are_known() -> None:
+    there, here = worker(State.STARTING, instance_id="i-1"), worker(State.LAUNCHING, batch_id=None)
+    changes = [
+        workers.seen_running(there, NOW),
+        workers.adopted(there, NOW),
+        workers.stopping(there, "r", NOW),
+        workers.lost(there, "r", NOW),
+    ]
+    assert [event.instance_id for _, event in changes] == ["i-1"] * 4
+    assert workers.launched(here, "i-1", NOW, looked_up=False)[1].batch_id == ""
+    assert workers.launch_failed(here, REFUSED, NOW)[1].batch_id == ""
+
+
+@pytest.mark.parametrize(
+    ("state", "idle_since", "has_task"),
+    [(State.RUNNING, None, True), (State.RUNNING, NOW, False), (State.STARTING, None, False)],
+)
+def test_a_registered_worker_that_is_not_idle_has_a_task(
+    state: State, idle_since: datetime | None, has_task: bool
+) -> None:
+    assert worker(state, idle_since=idle_since).has_task is has_task
