@@ -125,6 +125,14 @@ async def as_team(scope: str, method: str, path: str, body: Any, target: Target)
     return refused(f"{method} {path} as {TEAM}", reply)
 
 
+async def signal_as_team(target_kind: str, target_id: str, target: Target) -> Answer:
+    """Raise a signal on launch configs of another owner."""
+    body = {"target_kind": target_kind, "target_id": target_id, "kind": "down", "ttl_seconds": 1.0} | REASON
+    token = target.tokens[f"{TEAM}-signal-write-owner"]
+    reply = await target.send("POST", "/signals", body, token=token, service="weight-calculator")
+    return Answer(f"POST /signals on {target_kind} {target_id} as {TEAM}", str(reply), reply.status == 403)
+
+
 async def declare_as_other(query: str, owner: str, target: Target) -> Answer:
     """Declare the pool of another owner: in the name of that owner, or adopting it."""
     body = {"version": 1, "metadata": {"owner": owner}, "accounts": [], "worker_pools": [POOL]}
@@ -152,6 +160,9 @@ OWNED: Final[Mapping[str, Callable[[Target], Awaitable[Answer]]]] = {
     "other-owner-pauses-config": partial(
         as_team, "launch-configs:write", "POST", "/launch-configs/builds-acc/pause", REASON
     ),
+    "other-owner-signals-config": partial(signal_as_team, "config", "builds-acc"),
+    "other-owner-signals-pool": partial(signal_as_team, "pool", "builds"),
+    "other-owner-signals-account": partial(signal_as_team, "account", "acc"),
     "other-owner-retires": partial(as_team, "accounts:write", "POST", "/accounts/acc/reinstate", REASON),
 }
 

@@ -64,13 +64,13 @@ class Reply(NamedTuple):
         return 400 <= self.status < 500
 
 
-def owners_in_scopes() -> bool:
-    """True if scopes of this tree may carry an owner."""
+def scopes_with_owners() -> frozenset[str]:
+    """Scopes of this tree that may carry an owner, without it."""
     try:
-        from slipway_common.base.token_scopes import OWNED
+        from slipway_common.base.token_scopes import OWNED, SCOPES
     except ImportError:
-        return False
-    return bool(OWNED)
+        return frozenset()
+    return frozenset({*OWNED, *(scope.removesuffix(":OWNER") for scope in SCOPES if scope.endswith(":OWNER"))})
 
 
 class Target:
@@ -109,15 +109,18 @@ class Target:
         self.add_token("reader", ["read"])
         self.add_token("declarer", ["declaration:write"])
         self.add_token("monitor", ["demand:write:builds"])
-        scoped = owners_in_scopes()
+        with_owners = scopes_with_owners()
         for scope in (
             "declaration:write",
             "pools:write",
             "launch-configs:write",
             "accounts:write",
             "workers:terminate",
+            "signal:write:owner",
         ):
-            self.add_token(f"{TEAM}-{scope.replace(':', '-')}", [f"{scope}:{TEAM}" if scoped else scope])
+            unlimited = scope.replace(":owner", ":*")
+            held = f"{scope}:{TEAM}" if scope in with_owners else unlimited
+            self.add_token(f"{TEAM}-{scope.replace(':', '-')}", [held])
         self.write_tokens()
         await fetch(
             self.deployment,

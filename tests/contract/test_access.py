@@ -38,6 +38,7 @@ from tests.support.lease_broker_http import world_on
 from tests.support.provisioner import KEY, administrator, provisioner_on
 from tests.support.provisioner import declared as declared_body
 from tests.support.weight_calculator import calculator_on
+from tests.support.weight_calculator import declared as config_in
 
 AT: Final = "2026-01-01T12:00:00Z"
 BODIES: Final = {
@@ -287,6 +288,7 @@ async def lease_broker_of_mine(postgres: EmbeddedPostgres, folder: Path) -> Asyn
 async def calculator_of_mine(postgres: EmbeddedPostgres, _: Path) -> AsyncIterator[Given]:
     signal = {"target_kind": "zone", "target_id": MINE, "kind": "degraded", "reason": "test"}
     async with calculator_on(postgres.url()) as calculator:
+        await calculator.consume(config_in(MINE, owner=MINE))
         service = weight_calculator.build(WeightCalculatorSettings(**NO_SERVERS))
         service.runtime.database = calculator.database
         yield Given(service.app(), {}, {("POST", "/signals"): ("", signal)})

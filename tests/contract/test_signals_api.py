@@ -171,6 +171,57 @@ async def test_a_token_may_raise_what_its_scopes_allow(
 
 
 @pytest.mark.parametrize(
+    ("scopes", "target_kind", "target_id", "status"),
+    [
+        (["signal:write:owner:team-a"], "zone", "zone-a", 202),
+        (["signal:write:owner:team-*"], "config", "mixed-a", 202),
+        (["signal:write:owner:team-a"], "zone", "mixed", 403),
+        (["signal:write:owner:team-a", "signal:write:owner:team-b"], "zone", "mixed", 202),
+        (["signal:write:owner:team-a"], "account", "sim-a", 403),
+        (["signal:write:owner:team-a"], "image", "linux-1", 403),
+        (["signal:write:owner:team-a"], "zone", "zone-c", 403),
+        (["signal:write:owner:*"], "zone", "zone-c", 202),
+        (["signal:write:owner:team-a"], "zone", "nowhere", 403),
+        (["signal:write:owner:zone-a"], "zone", "zone-a", 403),
+        (["signal:write:owner:team-a"], "owner", "team-b", 403),
+        (["signal:write:owner:team-a", "signal:write:zone:mixed"], "zone", "mixed", 202),
+    ],
+)
+async def test_a_token_for_an_owner_raises_what_reaches_that_owner_alone(
+    calculator: Calculator, tmp_path: Path, scopes: list[str], target_kind: str, target_id: str, status: int
+) -> None:
+    """Zone mixed has launch configs of two owners, zone-c one of nobody. A signal that reaches nothing is for tokens
+    without such a limit."""
+    await calculator.consume(
+        declared("zone-a", revision=2, owner="team-a"),
+        declared("mixed-a", zone="mixed", owner="team-a"),
+        declared("mixed-b", zone="mixed", owner="team-b"),
+    )
+    async with caller(calculator, tmp_path, scopes) as client:
+        answer = await client.post("/signals", json=BODY | {"target_kind": target_kind, "target_id": target_id})
+    assert answer.status_code == status, answer.text
+    if status == 403:
+        assert answer.json()["type"] == "urn:slipway:problem:scope-missing"
+    assert len(await raised(calculator)) == (status == 202)
+
+
+async def test_a_worker_belongs_to_the_owner_of_its_launch_config_while_it_boots(
+    calculator: Calculator, tmp_path: Path
+) -> None:
+    """Of other workers the weight-calculator knows no owner; an adopted launch config has another one at once."""
+    booting = ok(config_id="zone-c")
+    await calculator.consume(booting)
+    body = BODY | {"target_kind": "worker", "kind": "spot_interruption"}
+    found = []
+    async with caller(calculator, tmp_path, ["signal:write:owner:team-a"]) as client:
+        for revision, owner in enumerate(("team-a", "team-b"), start=2):
+            await calculator.consume(declared("zone-c", revision=revision, owner=owner))
+            for worker_id in (booting.worker_id, OTHER_WORKER):
+                found.append((await client.post("/signals", json=body | {"target_id": worker_id})).status_code)
+    assert found == [202, 403, 403, 403]
+
+
+@pytest.mark.parametrize(
     ("changes", "reason", "detail"),
     [
         ({"kind": "up"}, "kind", f"unknown kind 'up'; known: {', '.join(KINDS)}"),

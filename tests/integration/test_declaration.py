@@ -290,7 +290,7 @@ async def test_health_settings_of_each_config_are_published(provisioner: Provisi
     changes = await provisioner.declare(body)
     assert [(change.id, change.detail) for change in changes] == [("linux", "profile: on-demand → spot")]
     updated = await provisioner.published(LaunchConfigUpdated)
-    assert [(e.name, e.profile, e.revision) for e in updated] == [("zone-a", "spot", 2), ("zone-c", "spot", 2)]
+    assert sorted((e.name, e.profile, e.revision) for e in updated) == [("zone-a", "spot", 2), ("zone-c", "spot", 2)]
     pool["evidence"] = {"boot": "provider_running", "claim": "none"}
     pool["launch_configs"][2]["base_weight"] = 2.0
     changes = await provisioner.declare(body)

@@ -7,6 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from slipway_api.events.launch_config import LaunchConfigUpdated
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.provisioner import Provisioner, administrator, declared, provisioner_on
 
@@ -74,6 +75,16 @@ async def test_what_the_owner_declared_is_not(owner: str, product: Provisioner, 
             async with administrator(product, tmp_path, [f"{scope}:{owner}"]) as client:
                 answer = await client.request(method, path, json=sent)
                 assert answer.status_code != 403, (path, answer.text)
+
+
+async def test_launch_configs_are_published_with_their_owner(product: Provisioner) -> None:
+    """Again when another owner adopts their pool, and not when nothing changes."""
+    await product.events()
+    await product.declare(body("team-c"), adopt=True)
+    adopted = await product.published(LaunchConfigUpdated)
+    assert [(event.name, event.owner) for event in adopted] == [("zone-a", "team-c")]
+    await product.declare(body("team-c"))
+    assert await product.published(LaunchConfigUpdated) == []
 
 
 async def test_a_new_pool_belongs_to_the_owner_of_the_token(product: Provisioner, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ POST /workers/{worker_id}/stopped                       worker
     + CONSUMING
     + """
 GET  /signals                                           read
-POST /signals                                           signal:write:{target_kind}:{target_id}
+POST /signals                                  signal:write:{target_kind}:{target_id} signal:write:owner:{owner}
 GET  /weights                                           read
 """,
     "lease-broker": COMMON

@@ -22,7 +22,8 @@ class LaunchConfigState(msgspec.Struct, frozen=True, kw_only=True):
     family of its quota: the instance type before the first dot where it is empty. `subnet` is the subnet whose free
     addresses its machines take, which is one more quota; empty if its provider names none.
     `image_key` is the id of the image that its machines boot, by its provider: configs with the same one share its
-    health. It is the image revision where it is empty.
+    health. It is the image revision where it is empty. `owner` is that of its pool, to whose things a
+    token may be limited; empty if nobody owns it.
 
     Health settings: `profile` is on-demand, spot or bare-metal; `boot_evidence` (register or provider_running) and
     `claim_evidence` (hook, queue or none) select the evidence that confirms a start; `on_bad_image` is probe or freeze,
@@ -52,6 +53,7 @@ class LaunchConfigState(msgspec.Struct, frozen=True, kw_only=True):
     quota_family: Name = ""
     subnet: Name = ""
     image_key: Key = ""
+    owner: Name = ""
 
 
 class LaunchConfigCreated(LaunchConfigState, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ SCOPES: Final = (
     "declaration:write[:OWNER]",
     "demand:write:POOL",
     "signal:write:KIND:ID",
+    "signal:write:owner:OWNER",
     "pools:write[:OWNER]",
     "launch-configs:write[:OWNER]",
     "workers:terminate[:OWNER]",

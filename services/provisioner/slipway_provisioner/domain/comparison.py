@@ -311,7 +311,7 @@ class Comparison:
         ending = self._others_do(wanted, known).drain_ids if self.request.ends_others and not moved else ()
         if stored is None:
             self.writes.new_names.append(row)
-        elif fields or not stored.declared or ending:
+        elif fields or not stored.declared or ending or self.seen.pools[pool.id].owner != pool.owner:
             self.writes.names.append(row)
             self._guard_maximum(stored, config, pool)
         if moved:

@@ -21,7 +21,7 @@ from slipway_provisioner.domain.pauses import BY_SIGNAL, Pausable
 from slipway_provisioner.domain.roll_out import Standing
 from slipway_provisioner.store import accounts, launch_stops, marks
 from slipway_provisioner.store.clock import NOW
-from slipway_provisioner.store.tables import launch_config, launch_config_name
+from slipway_provisioner.store.tables import launch_config, launch_config_name, worker_pool
 
 C: Final = launch_config.c
 N: Final = launch_config_name.c
@@ -36,6 +36,7 @@ _SHOWN: Final = {
     "current": _CURRENT.label("current"),
     "capacity_key": CAPACITY,
     "image_key": C.image.label("image_key"),
+    "owner": sa.select(worker_pool.c.owner).where(worker_pool.c.id == C.pool_id).scalar_subquery().label("owner"),
 }
 _OF_NAME: Final = {field.name: field for field in N if field.name in ("base_weight", "price_factor")}
 FIELDS: Final = (

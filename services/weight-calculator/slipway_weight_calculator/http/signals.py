@@ -1,7 +1,8 @@
 """Signals over HTTP, for sources without Kafka: raising them, and listing the live and the refused ones.
 
 A signal is checked here by the same rules as one from Kafka and is then published there, so that the provisioner
-receives it too and all signals are in one log.
+receives it too and all signals are in one log. Only here a token must be for the target, or for the owners of all
+launch configs that the signal reaches as it arrives: who may write the topic is trusted with all targets.
 """
 
 from datetime import datetime
@@ -36,7 +37,7 @@ from slipway_weight_calculator.store import signals
 
 router = Router(tags=["signals"])
 DatabaseDep = Annotated[Database, Depends(database)]
-Raiser = Annotated[Caller, Depends(NeedsCaller("signal:write:{target_kind}:{target_id}"))]
+Raiser = Annotated[Caller, Depends(NeedsCaller("signal:write:{target_kind}:{target_id}", "signal:write:owner:{owner}"))]
 
 STRUCTURED: Final = "application/cloudevents+json"
 ATTRIBUTES: Final = ("specversion", "type", "id", "source")
@@ -91,16 +92,22 @@ DOCUMENTED: Final = openapi.body(
 @router.post("/signals", openapi_extra=DOCUMENTED)
 async def raise_signal(request: Request, caller: Raiser, db: DatabaseDep) -> Accepted[AcceptedSignal]:
     """Raise a signal, from plain JSON or a CloudEvent in binary or structured mode. Refused signals change nothing. A
-    pause request is accepted before the provisioner decides if the source has paused its share of the pool."""
+    pause request is accepted before the provisioner decides if the source has paused its share of the pool.
+
+    With the scope signal:write:owner:OWNER, all launch configs that the signal reaches must be of that owner. A worker
+    belongs to a launch config here only while it boots."""
     signal = _parse(request, await request.body())
-    caller.permit(target_kind=signal.target_kind, target_id=signal.target_id)
     source = caller.name
-    if signal.source not in ("", source):
-        raise _refused(f"source: the body names {signal.source!r}, but the token belongs to {source!r}")
     async with db.acquire() as connection, connection.transaction():
         now = await signals.clock(connection)
         event = redacted_signal(_event(signal, source, now))
         known = await signals.world(connection, event.target_id if event.target_kind == "worker" else "")
+        boot = known.boots.get(event.target_id) if event.target_kind == "worker" else None
+        configs = reached(event, known.configs, booting=boot.config_id if boot is not None else "")
+        for owner in sorted({known.configs[id_].declared.owner for id_ in configs} or {""}):
+            caller.permit(target_kind=event.target_kind, target_id=event.target_id, owner=owner)
+        if signal.source not in ("", source):
+            raise _refused(f"source: the body names {signal.source!r}, but the token belongs to {source!r}")
         if reason := world.apply_signal(Draft(known), event, now.timestamp(), request.app.state.signal_rules):
             metrics.REFUSED.labels(reason.partition(":")[0]).inc()
             raise _refused(reason)
@@ -116,8 +123,6 @@ async def raise_signal(request: Request, caller: Raiser, db: DatabaseDep) -> Acc
             value=event.value,
         )
     wake(request)
-    boot = known.boots.get(event.target_id) if event.target_kind == "worker" else None
-    configs = reached(event, known.configs, booting=boot.config_id if boot is not None else "")
     return Accepted(AcceptedSignal(source=source, configs=sorted(configs)))
 
 

@@ -68,12 +68,12 @@ def create_token(
     The secret is printed once; the tokens file, which is replaced at once, holds only its hash.
 
     Scopes: read (all but settings), read:metrics (metrics alone), read:settings (settings, too), declaration:write
-    (which includes both), demand:write:POOL, signal:write:KIND:ID, pools:write, launch-configs:write,
-    workers:terminate, workers:state, accounts:write (these, and declaration:write, also for what one owner has
-    declared, as in declaration:write:team-a, which includes no read), state-keys:write, leases:write:POOL,
-    throttles:write:POOL (its throttle reports are the provider's own), lease-pools:write, launching:stop,
-    alerts:write, tokens:write, restores:write, dead-letters:write, positions:write, admin; a trailing * matches the
-    rest.
+    (which includes both), demand:write:POOL, signal:write:KIND:ID, signal:write:owner:OWNER (on what one owner has
+    declared), pools:write, launch-configs:write, workers:terminate, workers:state, accounts:write (these, and
+    declaration:write, also for what one owner has declared, as in declaration:write:team-a, which includes no read),
+    state-keys:write, leases:write:POOL, throttles:write:POOL (its throttle reports are the provider's own),
+    lease-pools:write, launching:stop, alerts:write, tokens:write, restores:write, dead-letters:write,
+    positions:write, admin; a trailing * matches the rest.
 
     \b
     Examples:
