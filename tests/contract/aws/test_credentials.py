@@ -12,10 +12,12 @@ from botocore.model import ServiceModel
 from botocore.parsers import EC2QueryParser, ResponseParserError
 
 from slipway_api.events.worker import Scope
+from slipway_provisioner.providers.aws.calls import Call
 from slipway_provisioner.providers.aws.client import DESCRIPTIONS, LOGGERS, READ_AT_ONCE_BYTES, Clients, Parsers
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from tests.contract.aws.conftest import KEY, SECRET, Cloud, request, result
 from tests.support.ec2_server import LOST, Received, Reply, assumed, described, error, html, launched
+from tests.support.imds import fake_imds
 
 ROLE = "arn:aws:iam::123456789012:role/slipway"
 OTHER = "arn:aws:iam::210987654321:role/target"
@@ -71,6 +73,51 @@ async def test_a_web_identity(cloud: Cloud, tmp_path: Path) -> None:
     assert (exchange.parameters["RoleArn"], exchange.parameters["RoleSessionName"]) == (ROLE, "slipway-deployment-1")
     assert {signer(call) for call in listings} == {"ASIAWEB"}
     assert listings[0].headers["x-amz-security-token"] == "token-of-ASIAWEB"
+
+
+async def test_none_is_the_role_of_the_machine(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is never what the process or its user has been given for the SDK: variables, profiles, a web identity, a
+    command."""
+    (tmp_path / "credentials").write_text(profile("AKIAPROFILE"))
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = touch {tmp_path}/ran\n")
+    (tmp_path / "token").write_text("the-web-token")
+    for name, value in {
+        "ACCESS_KEY_ID": "AKIAVARIABLE",
+        "SECRET_ACCESS_KEY": SECRET,
+        "SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials"),
+        "CONFIG_FILE": str(tmp_path / "config"),
+        "WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
+        "ROLE_ARN": ROLE,
+        "EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    cloud.server.answers(described(), AssumeRole=assumed("AssumeRole", "ASIAROLE"))
+    none = cloud.account(credential={})
+    for account in (none, cloud.account(credential={"role": OTHER})):
+        failed = await result(cloud, account, request())
+        assert isinstance(failed, Refused), failed
+        assert failed.outcome.scope is Scope.CREDENTIAL
+    assert cloud.server.received == []
+    assert not (tmp_path / "ran").exists()
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+    async with fake_imds() as imds:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", imds.url)
+        keys = {
+            "AccessKeyId": "ASIAMACHINE",
+            "SecretAccessKey": SECRET,
+            "Token": "t",
+            "Expiration": "2999-01-01T00:00:00Z",
+        }
+        imds.items |= {
+            "iam/security-credentials/": "machine",
+            "iam/security-credentials/machine": msgspec.json.encode({"Code": "Success", **keys}).decode(),
+        }
+        clients = Clients(lambda _: 60.0)
+        for _ in range(2):
+            await clients.call(none, Call("ec2", "describe_instances"))
+        await clients.close()
+        assert imds.calls.count("iam/security-credentials/machine") == 1
+    assert [signer(call) for call in cloud.server.received] == ["ASIAMACHINE"] * 2
 
 
 async def test_a_chain_of_roles(cloud: Cloud) -> None:

@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element, ParseError, XMLParser
 
 import msgspec
 from aiobotocore.config import AioConfig
-from aiobotocore.credentials import AioCredentials
+from aiobotocore.credentials import AioCredentialResolver, AioCredentials, create_credential_resolver
 from aiobotocore.parsers import PROTOCOL_PARSERS, AioResponseParserFactory
 from aiobotocore.session import AioSession
 from botocore.credentials import ReadOnlyCredentials
@@ -47,6 +47,9 @@ CONNECTIONS_MAX: Final = 512  # of all accounts that share a client, so that one
 LOGGERS: Final = ("botocore", "aiobotocore", "aiohttp")
 SERVICES: Final = ("ec2", "sts", "service-quotas")
 
+OF_MACHINE: Final = frozenset({"container-role", "iam-role"})
+"""Where the SDK finds credentials of this machine. Its variables, files and commands are the operator's to name: a
+declaration that names no credential would use whatever this process has been given for something else."""
 NOT_OF_CLIENTS: Final = frozenset({"tags", "errors", "queue_url", "visibility_seconds"})
 """Settings of an account on which its clients do not depend."""
 
@@ -209,6 +212,7 @@ class Clients:
         self._connections: dict[str, Connection] = {}  # by their configuration
         self._access: dict[str, Access] = {}  # by account
         self._making = asyncio.Lock()
+        self._of_machine: CredentialSource | None = None
         for name in LOGGERS:  # their debug logs contain headers and bodies, with credentials and user data
             logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -307,11 +311,14 @@ class Clients:
             await connection.close()
 
     async def _own(self) -> CredentialSource:
-        """Credentials of this machine, as the SDK finds them."""
-        found = await AioSession.get_credentials(self._session)
-        if found is None:
+        """Credentials of the role of this machine or container, which the SDK renews."""
+        if self._of_machine is None:
+            known = create_credential_resolver(self._session).providers
+            resolver = AioCredentialResolver([each for each in known if each.METHOD in OF_MACHINE])
+            self._of_machine = cast(CredentialSource | None, await resolver.load_credentials())
+        if self._of_machine is None:
             raise NoCredentialsError
-        return cast(CredentialSource, found)
+        return self._of_machine
 
 
 def _text(*parts: Any) -> str:
