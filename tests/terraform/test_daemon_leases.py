@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from slipway_client.cli.main import app
+from slipway_common.base.ids import hash_secret
 from slipway_local.terraform.ledger import SOURCE, VERSION
 from slipway_terraform.daemon.client import DaemonScheduler, DaemonUnavailable
 from slipway_terraform.domain.errors import OutcomeUnknown, ProviderCrashed, QueueTimeout
@@ -192,14 +193,17 @@ async def test_the_command_lists_processes(daemon: DaemonProcess, plugin: Plugin
 async def test_metrics_are_served_and_logs_have_no_secret(folder: Path, plugin: Plugin) -> None:
     """Events of the scheduler are in the daemon's log, a line of JSON each."""
     home, secret = folder / "daemon", "hunter2-of-the-daemon"
-    settings = "metrics_port = 0\n" + plugin.settings(home / "run" / "daemon.sock", "shared", idle_seconds=0.0)
+    tokens = folder / "metrics_tokens"
+    tokens.write_text(f"{hash_secret('first')}\n")
+    served = f'metrics_port = 0\nmetrics_tokens_file = "{tokens}"\n'
+    settings = served + plugin.settings(home / "run" / "daemon.sock", "shared", idle_seconds=0.0)
     async with DaemonProcess(home, settings) as daemon, connected(daemon.socket) as client:
         wanted = acquisition(plugin)
         wanted["providers"][0]["configuration"] = plugin.configuration() | {"secret": secret}
         assert "result" in await client.call("v1.acquire", wanted)
         assert "result" in await client.call("v1.begin_invocation")
         (port,) = [event["port"] for event in logged(home) if event["event"] == "terraform_metrics_served"]
-        async with httpx2.AsyncClient(trust_env=False) as http:
+        async with httpx2.AsyncClient(trust_env=False, headers={"Authorization": "Bearer first"}) as http:
             metrics = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
         assert 'slipway_terraform_processes{state="ready"} 1.0' in metrics
         assert "slipway_terraform_invocations_total 1.0" in metrics

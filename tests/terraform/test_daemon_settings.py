@@ -13,6 +13,7 @@ FILE: Final = f"""
 socket = "/run/mine/daemon.sock"
 scheduler = "shared"
 metrics_port = 9105
+metrics_tokens_file = "/etc/metrics_tokens"
 
 [policy]
 max_processes = 4
@@ -52,6 +53,7 @@ def test_variables_take_precedence_over_the_file(tmp_path: Path) -> None:
         socket=Path("/run/mine/daemon.sock"),
         scheduler=SchedulerKind.WORKSPACE,
         metrics_port=9105,
+        metrics_tokens_file=Path("/etc/metrics_tokens"),
         drain_seconds=1.5,
         policy=Policy(max_processes=4, max_concurrency=2),
         provider=(aws,),
@@ -77,6 +79,8 @@ def test_variables_take_precedence_over_the_file(tmp_path: Path) -> None:
         ("max_processes = 4", "max_processes = 0", "max_processes is 0; set it to at least 1"),
         ("metrics_port = 9105", "metrics_port = 9105 9106", "daemon.toml: not TOML: .*line 4"),
         ("metrics_port = 9105", "metrics_port = 91055", "metrics_port must be 0 to 65535"),
+        ('metrics_tokens_file = "/etc/metrics_tokens"', "", "metrics_port needs metrics_tokens_file"),
+        ('"/etc/metrics_tokens"', '"metrics_tokens"', "metrics_port needs metrics_tokens_file, the absolute path"),
         (
             "/run/mine/daemon.sock",
             "daemon.sock",

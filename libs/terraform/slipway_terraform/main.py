@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
-import prometheus_client
 import structlog
 import typer
 
 from slipway_terraform.daemon import logs
 from slipway_terraform.daemon.endpoint import EndpointUnavailable
+from slipway_terraform.daemon.scrapes import serve_metrics
 from slipway_terraform.daemon.server import Daemon
 from slipway_terraform.daemon.settings import Executable, InvalidSettings, SchedulerKind, Settings, load
 from slipway_terraform.domain.errors import ProviderStartError
@@ -60,12 +60,8 @@ async def _serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     if settings.metrics_port is not None:
-        try:
-            server, _ = prometheus_client.start_http_server(settings.metrics_port, addr="127.0.0.1")
-        except OSError as error:
-            text = f"metrics_port {settings.metrics_port}: {error.strerror}; set a free one"
-            raise EndpointUnavailable(text) from None
-        LOG.info("terraform_metrics_served", port=server.server_port)
+        port = serve_metrics(settings.metrics_port, settings.metrics_tokens_file)
+        LOG.info("terraform_metrics_served", port=port)
     runner = PluginRunner()
     checking = asyncio.create_task(_check(settings.provider, runner))
     scheduler, processes = composed(settings, runner)

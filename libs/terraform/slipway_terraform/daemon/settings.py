@@ -21,6 +21,7 @@ from slipway_terraform.domain.specs import Mode, ProviderSpec
 
 PREFIX: Final = "SLIPWAY_TERRAFORM_"
 SOCKET: Final = Path("/run/slipway-terraform/daemon.sock")
+NO_FILE: Final = Path()
 SIMILARITY_MIN: Final = 0.8
 """Similarity from which a name counts as misspelt. Those of the provisioner's settings are less alike."""
 PORT_MAX: Final = 65_535
@@ -91,6 +92,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Time that leases have to end after SIGTERM; then their processes are stopped."""
     metrics_port: int | None = None
     """Port of the metrics on 127.0.0.1; unset: not served. 0 lets the system choose."""
+    metrics_tokens_file: Path = NO_FILE
+    """SHA-256 sums of the tokens that read the metrics, one a line; needed for `metrics_port`."""
 
     def executable(self, source: str, version: str) -> Executable | None:
         """The executable of a provider; None if none is listed."""
@@ -192,6 +195,8 @@ def _check(settings: Settings) -> None:
         raise ValueError("drain_seconds must be a time in seconds, of at least 0")
     if settings.metrics_port is not None and not 0 <= settings.metrics_port <= PORT_MAX:
         raise ValueError(f"metrics_port must be 0 to {PORT_MAX}")
+    if settings.metrics_port is not None and not settings.metrics_tokens_file.is_absolute():
+        raise ValueError("metrics_port needs metrics_tokens_file, the absolute path of a file with the sums of tokens")
     if not settings.provider:
         raise ValueError(
             "no provider is listed, so that each request would be refused; add a [[provider]] with source, version, "
