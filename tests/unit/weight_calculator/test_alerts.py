@@ -370,6 +370,12 @@ def test_an_alert_of_an_unknown_code_outlives_neither_the_code_nor_its_hour(aler
     assert [alert.cause for alert in alerted.open.values()] == ["Strange in response to a launch from zone-a"]
 
 
+def test_an_unknown_code_that_is_charged_to_an_image_is_none_of_a_config(alerted: Alerted) -> None:
+    """Not even of one that is named like the image."""
+    alerted.declare("linux-1")
+    assert alerted.commit(alerted.refused(Scope.IMAGE, code="Odd", classified=False)) == []
+
+
 def test_every_unknown_code_of_a_commit_has_its_alert(alerted: Alerted) -> None:
     """Those of the run that are known, or have an alert, hide none that follows."""
     alerted.commit(alerted.refused(Scope.CONFIG, code="Odd", classified=False))
