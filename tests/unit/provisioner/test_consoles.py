@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_api.events.alert import AlertRaised
 from slipway_common.base.redaction import GONE
 from slipway_provisioner.domain.consoles import (
     ATTEMPTS_MAX,
@@ -17,6 +18,7 @@ from slipway_provisioner.domain.consoles import (
     kept,
     none_found,
     raised,
+    resolved,
 )
 from slipway_provisioner.domain.registration import RegistrationKeys
 from tests.support.provisioner import KEY
@@ -121,12 +123,40 @@ def test_attempts() -> None:
     assert (delays, sum(delays)) == ([60, 120, 240, 480], 900)
 
 
-def test_the_alert() -> None:
+def test_the_alert_and_its_resolution() -> None:
     """It holds the lines, or says that there are none."""
     alert = raised(CONSOLE, ["Booting", ERROR], "")
-    assert alert.console == ("Booting", ERROR)
-    assert (alert.subject_kind, alert.subject_id, alert.severity) == ("image", "ami-1", "notice")
-    assert alert.summary.endswith(f"never registered: did not register in time; it printed last: {ERROR}")
-    without = raised(CONSOLE, [], none_found(5, ""))
-    assert (without.console, without.summary.endswith("; it had none after 5 attempts")) == ((), True)
-    assert "read in 1 attempt: denied" in none_found(1, "denied")
+    assert alert == AlertRaised(
+        dedup_key="provisioner/never-registered/ami-1",
+        subject_kind="image",
+        subject_id="ami-1",
+        kind="never-registered",
+        summary=f"a machine of image ami-1 never registered: did not register in time; it printed last: {ERROR}",
+        effect="a machine that does not register takes no task, and costs money until it is terminated",
+        doing="fetches the console output of one machine of an image, and stores it here and for `slipway why`",
+        command="slipway why image/ami-1",
+        cause="did not register in time",
+        severity="notice",
+        evidence=("worker w, instance i-1 of a, launch config c@1",),
+        console=("Booting", ERROR),
+    )
+    ended = resolved("ami-1")
+    assert (ended.dedup_key, ended.subject_kind, ended.subject_id) == (alert.dedup_key, "image", "ami-1")
+    assert ended.summary == "image ami-1 has registered since, or is no longer in use"
+
+
+#    attempts, the error of the last one, the text
+NONE_FOUND = [
+    (1, "", "it had none after 1 attempt"),
+    (5, "", "it had none after 5 attempts"),
+    (1, "denied", "its console output could not be read in 1 attempt: denied"),
+    (2, "denied", "its console output could not be read in 2 attempts: denied"),
+]
+
+
+@pytest.mark.parametrize(("attempts", "error", "text"), NONE_FOUND)
+def test_an_alert_without_console_output_says_why(attempts: int, error: str, text: str) -> None:
+    assert none_found(attempts, error) == text
+    without = raised(CONSOLE, [], text)
+    assert without.console == ()
+    assert without.summary.endswith(f"did not register in time; {text}")
