@@ -125,7 +125,7 @@ def test_attempts() -> None:
 
 def test_the_alert_and_its_resolution() -> None:
     """It holds the lines, or says that there are none."""
-    alert = raised(CONSOLE, ["Booting", ERROR], "")
+    alert = raised(CONSOLE, ["Booting", "Starting", ERROR], "")
     assert alert == AlertRaised(
         dedup_key="provisioner/never-registered/ami-1",
         subject_kind="image",
@@ -138,7 +138,7 @@ def test_the_alert_and_its_resolution() -> None:
         cause="did not register in time",
         severity="notice",
         evidence=("worker w, instance i-1 of a, launch config c@1",),
-        console=("Booting", ERROR),
+        console=("Booting", "Starting", ERROR),
     )
     ended = resolved("ami-1")
     assert (ended.dedup_key, ended.subject_kind, ended.subject_id) == (alert.dedup_key, "image", "ami-1")

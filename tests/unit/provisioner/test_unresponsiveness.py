@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_api.events.alert import AlertResolved
+from slipway_api.events.alert import AlertRaised, AlertResolved
 from slipway_provisioner.domain.unresponsiveness import Unresponsiveness, alert
 
 
@@ -49,7 +49,9 @@ def test_the_alert_and_its_resolution() -> None:
         "command": "slipway account confirm-unresponsive sim-a --reason …  # once they are known to be dead",
     }
     summary = "12 of 40 registered workers of sim-a are without contact"
-    assert msgspec.to_builtins(alert(account(40, 12))).items() >= (texts | {"summary": summary}).items()
+    raised = alert(account(40, 12))
+    assert isinstance(raised, AlertRaised)
+    assert msgspec.to_builtins(raised).items() >= (texts | {"summary": summary}).items()
     resolved = alert(account(40, 0, kept=True))
     summary = "the workers of sim-a are in contact again, or were stopped"
     assert isinstance(resolved, AlertResolved)

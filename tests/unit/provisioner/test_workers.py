@@ -287,7 +287,7 @@ def test_a_notice_is_news_once() -> None:
     (_, announced), (recommended, event) = workers.noticed(busy, ReportedNotice(Notice.REBALANCE), "cap", NOW)
     why = "its provider recommends replacing the machine"
     assert (recommended.state, recommended.notice, recommended.reason) == (State.STOPPING, Notice.REBALANCE, why)
-    assert (event.reason, event.outcome) == (why, None)
+    assert (event.reason, event.outcome, recommended.stopping_at) == (why, None, NOW)
     assert (announced.kind, announced.capacity_key, announced.reason) == (events.Notice.REBALANCE, "cap", why)
     assert workers.noticed(recommended, ReportedNotice(Notice.REBALANCE), "cap", NOW) == []
     ((interrupted, announced),) = workers.noticed(recommended, ReportedNotice(Notice.INTERRUPTION, NOW), "cap", NOW)
