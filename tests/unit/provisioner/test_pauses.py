@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from slipway_api.events.alert import AlertRaised, AlertResolved
 from slipway_common.base.signal_rules import Rules, Source, over_share, share_holder
 from slipway_provisioner.domain.pauses import Pausable, RefusedPause, by_signal, raised, resolved, share_problem
 
@@ -94,3 +95,26 @@ def test_the_alert_of_a_holder_has_one_key() -> None:
         keys.append(raised(refused).dedup_key)
     assert keys == ["provisioner/pause-refused/p/named", "provisioner/pause-refused/p"]
     assert by_signal("named") == "signal:named"
+
+
+@pytest.mark.parametrize(("holder", "who"), [("named", "of source named"), ("", "of unnamed sources")])
+def test_the_alert_says_what_was_refused_and_until_when(holder: str, who: str) -> None:
+    refused = RefusedPause(pool_id="p", holder=holder, name="a", reason="'one' would pause 3 of 4", until=LATER)
+    alert, ended = raised(refused), resolved("p", holder)
+    assert alert == AlertRaised(
+        dedup_key=alert.dedup_key,
+        subject_kind="pool",
+        subject_id="p",
+        kind="pause-refused",
+        summary="pause of launch config a was refused: source 'one' would pause 3 of 4",
+        effect="the request has changed nothing; earlier pauses of the source last until their end",
+        doing="refuses its requests beyond the share; resolves this alert when the refused pauses would have ended",
+        command="slipway lc pause a --reason …  # if it must be paused",
+        cause="the source is wrong, or its max_share in SLIPWAY_SIGNAL_SOURCES_FILE is too low for this pool",
+        severity="notice",
+    )
+    assert ended == AlertResolved(
+        **alert.identity,
+        summary=f"the pauses of pool p that were refused, {who}, would have ended",
+        severity="notice",
+    )

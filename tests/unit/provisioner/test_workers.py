@@ -257,6 +257,7 @@ def test_a_terminated_worker_is_no_evidence(state: State) -> None:
     after, event = workers.terminated(worker(state), "terminated by op: drill", NOW)
     assert after.state is (State.STOPPED if state in WAITING else State.STOPPING)
     assert after.reason == event.reason == "terminated by op: drill"
+    assert (after.ended_at, after.stopping_at) == ((NOW, None) if state in WAITING else (None, NOW))
     assert (getattr(event, "outcome", None), ended_stage(event), after.failed_at) == (None, None, None)
 
 
