@@ -10,12 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_common.base.revisions import hash_of, name_of
-from slipway_common.declaration.changes import OwnedByAnother
+from slipway_common.declaration.changes import ForeignOwner, OwnedByAnother
 from slipway_common.declaration.strict_yaml import Invalid
 from slipway_provisioner.apply.reading import DeclaredReader, spec_digest
 from slipway_provisioner.domain import ownership, revisions
 from slipway_provisioner.domain.comparison import Comparison, Snapshot, StoredName, StoredPool, Writes
-from slipway_provisioner.domain.declaration import Calls, DeclarationRefused, Index, Known, Owners, Request, Times
+from slipway_provisioner.domain.declaration import (
+    Calls,
+    DeclarationRefused,
+    Grants,
+    Index,
+    Known,
+    Owners,
+    Request,
+    Times,
+)
 from slipway_provisioner.domain.revisions import StoredRevision
 from tests.support.cloud import Cloud
 
@@ -165,6 +174,66 @@ def test_removed_entries() -> None:
     assert list(ownership.removed(mine, rows, Request(by="ann", prune=True))) == ["a2", "b1", "n"]
     absent = Owners(documents=frozenset(), entries={})
     assert list(ownership.removed(absent, rows, Request(by="ann", prune=True))) == []
+
+
+def test_a_caller_changes_what_its_owners_have() -> None:
+    """Neither takes another owner's object over nor removes it, whatever the request says."""
+    bound = Request(by="ann", adopt=True, prune=True, owners=("a*",))
+    ownership.check("worker pool", "p", "a.yaml", "a.yaml", bound, ())
+    with pytest.raises(ForeignOwner) as refused:
+        ownership.check("worker pool", "p", "b.yaml", "a.yaml", bound, ("b.yaml",))
+    assert str(refused.value) == str(ForeignOwner("b.yaml", "worker pool p"))
+    mine = Owners(documents=frozenset({"a"}), entries={})
+    assert list(ownership.removed(mine, {"a1": Known("a", "1")}, bound)) == ["a1"]
+    with pytest.raises(ForeignOwner) as refused:
+        list(ownership.removed(mine, {"b1": Known("b", "1")}, bound))
+    assert str(refused.value) == str(ForeignOwner("b", "b1"))
+
+
+GRANTS: Final = Grants(id="l", reserve_seconds=20.0, hold_seconds=2400.0)
+FITS: Final = (
+    "hold_seconds 2400 must be at least 3600, the accepted_timeout_seconds of account a, or an accepted call of "
+    "account a could outlive its lease; write hold_seconds: 3600, or a shorter accepted_timeout_seconds of the account"
+)
+#    reserve seconds of the pool, timeouts of an account's calls, the problem
+PROBLEMS: Final[list[tuple[float, float | None, float | None, str]]] = [
+    (15.5, None, None, ""),
+    (15.5, 5.0, 2400.0, ""),
+    (
+        15.0,
+        4.0,
+        None,
+        "reserve_seconds 15 must be above 15, which is call_timeout_seconds 5 of the provisioner + 2 × "
+        "clock_skew_seconds 5 of the provisioner, or no call could start before a grant ends; write "
+        "reserve_seconds: 37.5",
+    ),
+    (
+        15.5,
+        6.0,
+        None,
+        "reserve_seconds 15.5 must be above 16, which is request_timeout_seconds 6 of account a + 2 × "
+        "clock_skew_seconds 5 of the provisioner, or no call could start before a grant ends; write "
+        "reserve_seconds: 40",
+    ),
+    (15.5, None, 3600.0, FITS),
+]
+
+
+@pytest.mark.parametrize(("reserve", "request_timeout", "accepted_timeout", "problem"), PROBLEMS)
+def test_times_of_grants_and_calls(
+    reserve: float, request_timeout: float | None, accepted_timeout: float | None, problem: str
+) -> None:
+    calls = Calls(
+        id="a",
+        provider="accepting",
+        lease_pool_id="l",
+        request_timeout_seconds=request_timeout,
+        accepted_timeout_seconds=accepted_timeout,
+    )
+    grants = msgspec.structs.replace(GRANTS, reserve_seconds=reserve)
+    assert TIMES.problem(grants, [calls], {"accepting"}) == (f"lease pool l: {problem}" if problem else "")
+    if problem == FITS:
+        assert TIMES.problem(grants, [calls], ()) == "", "its provider accepts no calls"
 
 
 def test_reading_skips_what_is_stored_alike() -> None:
