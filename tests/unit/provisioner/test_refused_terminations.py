@@ -272,4 +272,4 @@ def test_the_alert_says_what_is_done(instances: int, stuck: int, refusing: bool,
     )
     ended = alert("a", {})
     assert isinstance(ended, AlertResolved)
-    assert (ended.dedup_key, ended.summary) == (made.dedup_key, "")
+    assert (ended.dedup_key, ended.summary, ended.doing) == (made.dedup_key, "", RETRIES)

@@ -353,8 +353,8 @@ def test_ended_stage(change: Change, counted: tuple[str, str, bool] | None) -> N
 
 LATER = NOW + timedelta(seconds=60)
 DRAINED: dict[str, Any] = {"drain_left_seconds": 5.0}
-STOPPED: dict[str, Any] = {"state": State.STOPPING, "reason": "r", "stopping_at": NOW}
-LOST: dict[str, Any] = {"state": State.STOPPED, "reason": "r", "ended_at": NOW}
+STOPPED: dict[str, Any] = {"state": State.STOPPING, "reason": "r", "stopping_at": LATER, "failed_at": NOW}
+LOST: dict[str, Any] = {"state": State.STOPPED, "reason": "r", "ended_at": LATER, "failed_at": NOW}
 #        transition of a running worker, what it had before, and what it has afterwards
 MARKS: list[tuple[Callable[[Worker], Worker], dict[str, Any], dict[str, Any]]] = [
     (lambda w: workers.marked(w, leave=True), {}, {"leave_after_task": True}),
@@ -365,8 +365,8 @@ MARKS: list[tuple[Callable[[Worker], Worker], dict[str, Any], dict[str, Any]]] =
     (lambda w: workers.not_draining(w, NOW), DRAINED, DRAINED),
     (lambda w: workers.with_new_task(w), DRAINED, {}),
     (lambda w: workers.idle(w, NOW)[0], DRAINED, {"idle_since": NOW}),
-    (lambda w: workers.stopping(w, "r", NOW)[0], {"failed_at": NOW}, STOPPED | {"failed_at": NOW}),
-    (lambda w: workers.lost(w, "r", NOW)[0], {"failed_at": NOW}, LOST | {"failed_at": NOW}),
+    (lambda w: workers.stopping(w, "r", LATER)[0], {"failed_at": NOW}, STOPPED),
+    (lambda w: workers.lost(w, "r", LATER)[0], {"failed_at": NOW}, LOST),
     (
         lambda w: workers.termination_refused(w, LATER, stuck_after_seconds=600),
         {"termination_refusals": 7, "termination_refused_at": NOW, "stuck_at": NOW},
