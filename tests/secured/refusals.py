@@ -56,15 +56,19 @@ def kafka_cases(deployment: "Deployment") -> list[Case]:
     wrong, unknown = kafka.folder / "wrong.password", kafka.folder / "unknown.password"
     for path in (wrong, unknown):
         path.write_text("wrong")
-    replaced = kafka.folder / "replaced.password"
-    replaced.write_text(deployment.replaced["operators"])
+    replaced = {user: kafka.folder / f"{user}-replaced.password" for user in ("operators", "admin")}
+    for user, path in replaced.items():
+        path.write_text(deployment.replaced[user])
     plain = KafkaAccess(bootstrap_servers=kafka.broker.bootstrap)
     by_address = kafka.access(user="operators")
     cases: list[Case] = [
         ("kafka: without TLS", known(plain)),
         ("kafka: password absent", known(kafka.by_certificate(None, bootstrap_servers=kafka.broker.bootstrap))),
         ("kafka: password wrong", known(kafka.access(user="operators", password_file=wrong))),
-        ("kafka: password replaced", known(kafka.access(user="operators", password_file=replaced))),
+        *(
+            (f"kafka: password of {user} replaced", known(kafka.access(user=user, password_file=path)))
+            for user, path in replaced.items()
+        ),
         ("kafka: user unknown", known(kafka.access(user="nobody", password_file=unknown))),
         ("kafka: mechanism not offered", known(kafka.access(user="operators", sasl_mechanism="PLAIN"))),
         ("kafka: broker of another authority", known(kafka.access(ca_file=deployment.other.ca_file))),

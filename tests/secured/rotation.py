@@ -48,6 +48,13 @@ def kafka_password(user: str) -> Change:
     return change
 
 
+async def kafka_administrator_password(deployment: Deployment) -> None:
+    deployment.replaced["admin"] = deployment.kafka.password_file("admin").read_text()
+    password = secrets.token_hex(16)
+    deployment.capture.search({password})
+    await asyncio.to_thread(deployment.kafka.change_own_password, password)
+
+
 def database_password(name: str) -> Change:
     async def change(deployment: Deployment) -> None:
         deployment.replaced[DATABASE_USERS[name]] = deployment.database_passwords[name]
@@ -100,6 +107,7 @@ ROTATIONS: Final[dict[str, Change]] = {
     "state keys": state_keys,
     "token": token,
     **{f"password of {user} at Kafka": kafka_password(user) for user in USERS},
+    "password of Kafka's administrator": kafka_administrator_password,
     **{f"password of {name} at PostgreSQL": database_password(name) for name in PASSWORDS},
     "password of PostgreSQL's administrator": administrator_password,
     "certificate of lease-broker at PostgreSQL": database_certificate,

@@ -47,6 +47,7 @@ MODULES: Final = {
     "weight-calculator": "slipway_weight_calculator.main",
     "lease-broker": "slipway_lease_broker.main",
 }
+JAAS: Final = "listener.name.client.scram-sha-512.sasl.jaas.config"
 SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule required"
 REAUTHENTICATION_SECONDS: Final = 10
 OPERATIONS: Final = {
@@ -75,7 +76,6 @@ class SecuredKafka:
             "CLIENT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port},"
             f"CERTIFICATE://127.0.0.1:{self._certificate_port}"
         )
-        jaas = f'{SCRAM} username="admin" password="{self.passwords["admin"]}";'
         return {
             "listeners": listeners,
             "advertised.listeners": listeners,
@@ -83,7 +83,7 @@ class SecuredKafka:
             "inter.broker.listener.name": "CLIENT",
             "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512",
             "listener.name.client.sasl.enabled.mechanisms": "SCRAM-SHA-512",
-            "listener.name.client.scram-sha-512.sasl.jaas.config": jaas,
+            JAAS: own_login(self.passwords["admin"]),
             "listener.name.client.connections.max.reauth.ms": str(REAUTHENTICATION_SECONDS * 1000),
             "listener.name.certificate.ssl.client.auth": "required",
             "listener.name.controller.ssl.client.auth": "required",
@@ -177,16 +177,21 @@ class SecuredKafka:
             future.result(30)
         self.write_password(user, password)
 
+    def change_own_password(self, password: str) -> None:
+        """Of the administrator, as whom the broker logs in at others, too."""
+        self.change_password("admin", password)
+        self._configure({JAAS: own_login(password)})
+
     def renew_certificate(self) -> None:
         """Replace the broker's certificate, and have both listeners read their file again."""
         certificate = str(self.authority.issue("broker", hosts=("127.0.0.1",)))
+        listeners = ("client", "certificate")
+        self._configure({f"listener.name.{listener}.ssl.keystore.location": certificate for listener in listeners})
+
+    def _configure(self, settings: dict[str, str]) -> None:
+        """Change settings of the running broker."""
         changes = [
-            ConfigEntry(
-                f"listener.name.{listener}.ssl.keystore.location",
-                certificate,
-                incremental_operation=AlterConfigOpType.SET,
-            )
-            for listener in ("client", "certificate")
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in settings.items()
         ]
         broker = ConfigResource(ConfigResource.Type.BROKER, "1", incremental_configs=changes)
         administrator = self.administrator()  # its requests end with it
@@ -299,6 +304,11 @@ class SecuredPostgres:
     async def stop(self) -> None:
         if self._child is not None:
             await self._child.stop()
+
+
+def own_login(password: str) -> str:
+    """Setting by which brokers log in at each other."""
+    return f'{SCRAM} username="admin" password="{password}";'
 
 
 def service(name: str, folder: Path, settings: dict[str, str]) -> Child:
