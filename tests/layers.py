@@ -53,7 +53,7 @@ TOOLS: Final = (
     "tests/unit/bench",
     "tests/unit/histories",
     "tests/unit/local",
-    *(f"tests/unit/test_{name}.py" for name in ("compose", "jars", "layers", "observability", "readme")),
+    *(f"tests/unit/test_{name}.py" for name in ("batches", "compose", "jars", "layers", "observability", "readme")),
     *(f"tests/unit/test_{name}.py" for name in ("picture", "structure", "terraform_packages", "tools", "mutation")),
 )
 CLIENT: Final = ("tests/unit/client", "tests/unit/worker")

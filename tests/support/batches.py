@@ -1,20 +1,26 @@
 """Record batches as bytes, also those that no client writes."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
+from aiokafka.errors import LeaderNotAvailableError, NodeNotReadyError, NotLeaderForPartitionError, for_code
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.record.default_records import DefaultRecordBase, DefaultRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 from aiokafka.structs import TopicPartition
+
+from slipway_common.base.clock import monotonic_seconds
 
 CODECS: Final = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 ENCODE: Final[dict[int, Callable[[bytes], bytes]]] = {1: gzip_encode, 2: snappy_encode, 3: lz4_encode, 4: zstd_encode}
 HEADER: Final = DefaultRecordBase.HEADER_STRUCT
 NAME: Final = "ce_name"
 TIMEOUT_MS: Final = 30_000
+LEADER_SECONDS: Final = 30.0
+NOT_LED: Final = (LeaderNotAvailableError, NodeNotReadyError, NotLeaderForPartitionError)
 
 
 def batch(codec: int, *values: bytes, base_offset: int = 0) -> bytes:
@@ -69,11 +75,29 @@ def with_byte(raw: bytes, at: int, byte: int) -> bytes:
 
 
 async def produce(producer: AIOKafkaProducer, topic: str, partition: int, raw: bytes) -> int:
-    """Have the broker store a batch; returns the offset of its first record. Raises AssertionError if it refuses."""
+    """Have the broker store a batch; returns the offset of its first record. Raises KafkaError if it refuses.
+
+    A broker that is too busy for its own heartbeats leads no partition for a moment.
+    """
+    deadline = monotonic_seconds() + LEADER_SECONDS
+    while True:
+        try:
+            return await _produce(producer, topic, partition, raw)
+        except NOT_LED:
+            if monotonic_seconds() > deadline:
+                raise
+        await asyncio.sleep(0.1)
+        await producer.client.force_metadata_update()
+
+
+async def _produce(producer: AIOKafkaProducer, topic: str, partition: int, raw: bytes) -> int:
     await producer.partitions_for(topic)
     node = producer.client.cluster.leader_for_partition(TopicPartition(topic, partition))
+    if node is None or node < 0:
+        raise LeaderNotAvailableError
     request = ProduceRequest(None, -1, TIMEOUT_MS, [(topic, [(partition, raw)])])
     response: Any = await producer.client.send(node, request)
     ((_, ((_, error_code, offset, *_),)),) = response.topics
-    assert error_code == 0, f"error {error_code} of the broker"
+    if error_code:
+        raise for_code(error_code)
     return int(offset)
