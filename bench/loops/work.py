@@ -305,7 +305,7 @@ WORK: Final = (
         run=Provisioner.sweep,
         due=(
             f"""UPDATE worker_pool SET swept_at = {OVERDUE} WHERE id IN (
-            SELECT id FROM worker_pool ORDER BY id LIMIT $1)""",
+            SELECT id FROM worker_pool ORDER BY length(id), id LIMIT $1)""",
         ),
     ),
     Work(loop="measure", unit="pool", run=_MEASURED.step, units=_MEASURED.pools),

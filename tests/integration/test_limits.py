@@ -25,6 +25,7 @@ from tests.support.provisioner import Provisioner, after, declared, in_transacti
 
 HOUR: Final = 3600.0
 DAY: Final = 24 * HOUR
+PERIOD: Final = 300.0
 PRICES: Final = """
 prices:
   - {provider: simulated, region: sim-1, instance_type: m5.large, per_hour: 0.10}
@@ -343,7 +344,8 @@ async def test_limits_of_removed_objects_are_gone(provisioner: Provisioner) -> N
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_spend_is_as_documented(provisioner: Provisioner, seed: int) -> None:
-    """Of machines of any age, live or ended, some of them before the day: the formula in seconds, times their price."""
+    """Of machines of any age, live or ended, some of them before the day: the formula in seconds, times their price.
+    Lifetimes count from the begin of the five minutes in which a machine began."""
     rng, lifetime, now = Random(seed), 2 * HOUR, 40 * HOUR
     await provisioner.declare(limited(account={"spend_per_day": 1000, "lifetime_seconds": lifetime}))
     expected = 0.0
@@ -356,7 +358,8 @@ async def test_spend_is_as_documented(provisioner: Provisioner, seed: int) -> No
         )  # fmt: skip
         in_day = max(began, now - DAY)
         if ended is None:
-            seconds = min(DAY, now - in_day + ceil((now - began) / lifetime) * lifetime - (now - began))
+            age = now - began // PERIOD * PERIOD
+            seconds = min(DAY, ceil(age / lifetime) * lifetime) if began > now - DAY else DAY
         else:
             seconds = max(60.0, ended - in_day) if ended > now - DAY else 0.0
         expected += price * seconds / HOUR

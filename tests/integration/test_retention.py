@@ -72,6 +72,7 @@ SELECT 'l' || $2, 'r', 'p', 'c', 1, 0, 'ended', $1, $1, $1, ''""",
             "worker_error": f"""
 INSERT INTO worker_error (at, worker_id, pool_id, launch_config_id, image_revision, code)
 SELECT $1, {UUID}, 'p', 'c', 'i', 'k'""",
+            "spend_usage": "INSERT INTO spend_usage SELECT 'a', 'p' || $2, NULL, $1, 0, 0, 1, 0",
             "worker_error_hour": "INSERT INTO worker_error_hour SELECT 'c' || $2, 'k', $1, 'p', 1",
             "console_output": f"""
 INSERT INTO console_output (image_revision, account_id, pool_id, launch_config_id, batch_id, worker_id, instance_id,

@@ -19,7 +19,7 @@ from slipway_provisioner import metrics
 from slipway_provisioner.domain.revisions import RevisionKeys
 from slipway_provisioner.domain.workers import Worker, launch_failed, requested
 from slipway_provisioner.handlers.demand import record_demand
-from slipway_provisioner.store import outcomes, provider_keys, reachability, restores, usage, weights, workers
+from slipway_provisioner.store import outcomes, provider_keys, reachability, restores, spending, usage, weights, workers
 from slipway_provisioner.store.roll_outs import Name
 from tests.support.harness import until_ended_or_waiting
 from tests.support.provisioner import (
@@ -41,10 +41,20 @@ Step = Callable[[Connection], Awaitable[Any]]
 NO_CAPACITY: Final = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")
 NOTES: Final = "SELECT details -> 'configs' FROM decision ORDER BY last_at DESC, id DESC LIMIT 1"
 LOCK_POOL: Final = "SELECT FROM worker_pool WHERE id = 'linux' FOR UPDATE"
-ROWS: Final = "SELECT (SELECT count(*) FROM config_usage) + (SELECT count(*) FROM shared_usage)"
+ROWS: Final = """
+SELECT (SELECT count(*) FROM config_usage) + (SELECT count(*) FROM shared_usage) + (SELECT count(*) FROM spend_usage)"""
 COUNTERS: Final = """
 SELECT (SELECT count(DISTINCT (pool_id, launch_config_id)) FROM config_usage)
-    + (SELECT count(DISTINCT (key, stage)) FROM shared_usage)"""
+    + (SELECT count(DISTINCT (key, stage)) FROM shared_usage)
+    + (SELECT count(DISTINCT (account_id, pool_id, price, at)) FROM spend_usage)"""
+# Calls of all workers but those that wait, an hour ago.
+CALLED: Final = """
+WITH call AS (
+    INSERT INTO launch_batch (id, launch_config_id, pool_id, account_id, lease_id, token, body, units, state,
+        started_at, call_deadline, price)
+    SELECT id, launch_config_id, pool_id, account_id, '', id::text, '{}', 1, 'calling',
+        slipway_clock() - interval '1 h', slipway_clock(), 0.1 FROM worker WHERE state <> 'requested')
+UPDATE worker SET batch_id = id WHERE state <> 'requested'"""
 
 
 @pytest.fixture
@@ -64,6 +74,7 @@ async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
                 worker.id,
                 state,
             )
+        await provisioner.database.execute(CALLED)
         failed = [revision_id()] * 3, ["launch", "boot", "claim"], [True] * 3
         await provisioner.database.execute(workers.COUNT_OUTCOMES, *failed)
         yield provisioner
@@ -96,8 +107,21 @@ async def claim(db: Connection) -> None:
 
 
 async def end(db: Connection) -> None:
+    """End a machine, whose cost is known then."""
     worker = await in_state(db, State.RUNNING)
-    await db.execute("UPDATE worker SET state = 'stopped' WHERE id = $1", worker.id)
+    await db.execute("UPDATE worker SET state = 'stopped', ended_at = slipway_clock() WHERE id = $1", worker.id)
+
+
+async def call(db: Connection) -> None:
+    """Start a call for a worker that has waited, whose machine may cost its lifetime."""
+    worker, batch = await in_state(db, State.REQUESTED), "SELECT id FROM launch_batch ORDER BY id LIMIT 1"
+    await db.execute(f"UPDATE worker SET batch_id = ({batch}) WHERE id = $1", worker.id)
+
+
+async def put_back(db: Connection) -> None:
+    """Let a worker wait again whose call had no effect."""
+    worker = await in_state(db, State.LAUNCHING)
+    await db.execute("UPDATE worker SET state = 'requested', batch_id = NULL WHERE id = $1", worker.id)
 
 
 async def end_one(db: Connection) -> None:
@@ -157,6 +181,7 @@ async def fold(db: Connection) -> None:
     await db.execute(usage.LOCK_KEYS, keys := await keys_of(db))
     await usage.fold_pool(db, "linux")
     await usage.fold_shared(db, keys)
+    await spending.fold(db, ["sim-a"], ["", "linux"])
 
 
 async def prove(db: Connection) -> None:
@@ -164,10 +189,11 @@ async def prove(db: Connection) -> None:
     await db.execute(LOCK_POOL)
     assert await usage.repair_pool(db, "linux") == 0
     assert await usage.repair_shared(db) == 0
+    assert await spending.repair(db, "linux") == 0
 
 
 WRITERS: Final[list[Step]] = [
-    *(insert, fail, claim, end, delete),
+    *(insert, fail, claim, end, delete, call, put_back),
     *(fold_failures, write_off, learn_keys, lose_evidence, confirm, lose_account),
 ]
 WRITING: Final = (
@@ -176,6 +202,7 @@ WRITING: Final = (
 )
 FOLDING: Final = (
     *("store.usage.FOLD_CONFIGS", "store.usage.FOLD_SHARED", "store.usage.LOCK_KEYS", "store.usage.COPY_POOL"),
+    "store.spending.FOLD",
 )
 
 
@@ -302,6 +329,23 @@ async def test_planners_fold_what_they_have_locked(two: Provisioner, monkeypatch
     assert await usage.drift(two.database) == 0
 
 
+@locking("store.spending.FOLD")
+async def test_two_transactions_fold_the_spend_of_an_account(provisioner: Provisioner) -> None:
+    """The second neither waits nor counts what the first one folds, beside the end of a machine."""
+    scopes = ["sim-a"], ["", "linux"]
+    async with provisioner.database.acquire() as db, provisioner.database.acquire() as other:
+        async with other.transaction():
+            await end(other)
+            async with db.transaction():
+                await spending.fold(db, *scopes)
+                await in_transaction(provisioner, lambda third: spending.fold(third, *scopes))
+        assert await usage.drift(provisioner.database) == 0
+        await spending.fold(db, *scopes)
+    live = await provisioner.database.fetch("SELECT pool_id, sum(live)::int FROM spend_usage GROUP BY 1 ORDER BY 1")
+    assert [tuple(row) for row in live] == [("", 3), ("linux", 3)]
+    assert await usage.drift(provisioner.database) == 0
+
+
 async def test_a_wrong_counter_is_repaired_once(provisioner: Provisioner) -> None:
     """Two sweeps at a time find it; the second waits, and finds nothing left to repair."""
     await provisioner.database.execute("DELETE FROM shared_usage WHERE stage = 'launch'")
@@ -315,6 +359,8 @@ async def test_a_sweep_repairs_counters(provisioner: Provisioner) -> None:
     """Of configs and of shared windows, and says by how much they were wrong. A restored database is swept at once."""
     before = metrics.USAGE_DRIFT._value.get()
     await provisioner.database.execute("DELETE FROM config_usage")
+    await provisioner.database.execute("UPDATE spend_usage SET live = live + 1 WHERE pool_id = ''")
+    await provisioner.database.execute("DELETE FROM spend_usage WHERE pool_id = 'linux'")
     await provisioner.database.execute("UPDATE shared_usage SET in_flight = in_flight + 1 WHERE key LIKE 'quota/%'")
     await in_transaction(provisioner, lambda db: restores.begin(db, "restored", revision_base=0))
     await provisioner.sweep()

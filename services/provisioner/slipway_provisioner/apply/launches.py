@@ -119,6 +119,7 @@ def _batch(start: Start, units: int, terms: Terms, provider: Provider, price: De
         visibility_seconds=terms.visibility(provider, account),
         repeatable=provider.honours_tokens(account),
         price=price,
+        minute_seconds=terms.tariff.hour_seconds / 60,
     )
 
 

@@ -78,7 +78,7 @@ async def _used(tx: Connection, locked: Sequence[Limit], tariff: Tariff) -> list
     if not locked:
         return []
     at = await limits.clock(tx)
-    return [(limit, await limits.usage(tx, limit, tariff, at)) for limit in locked]
+    return [(limit, await limits.usage(tx, limit, tariff, at, locked=True)) for limit in locked]
 
 
 def _exceeded(limit: Limit, usage: Usage) -> bool:

@@ -11,7 +11,7 @@ from slipway_provisioner import metrics
 from slipway_provisioner.apply import provider_keys
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import marks, outcomes, sweeps, usage
+from slipway_provisioner.store import marks, outcomes, spending, sweeps, usage
 
 LOG = logger(__name__)
 
@@ -32,9 +32,12 @@ async def sweep_next(
         await sweeps.republish(db, pool_id)
         drift = await usage.repair_shared(db) if await sweeps.is_first(db, pool_id) else 0
         drift += await usage.repair_pool(db, pool_id)  # keys are locked before workers
+        drift += await spending.repair(db, pool_id)
         if drift:
             metrics.USAGE_DRIFT.inc(drift)
-            LOG.error("counters of starts in flight differed from the workers and were repaired", drift=drift)
+            LOG.error(
+                "counters of starts in flight or of spend differed from the workers and were repaired", drift=drift
+            )
     async with database.acquire() as db:
         await provider_keys.refresh(db, pool_id, providers)
         for config_id in await outcomes.repair(db, pool_id):

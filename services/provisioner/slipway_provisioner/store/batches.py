@@ -24,7 +24,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     An attempt to resolve it lasts at most `timeout_seconds`. Its last call that may have taken effect was made at
     `called_at`, may do so for `called_seconds`, and is listed `visibility_seconds` later. `handle`: it was accepted.
-    `price`: that of a machine per hour, if it was known.
+    `price`: that of a machine per hour, if it was known; it costs `minute_seconds` at least.
     """
 
     id: str
@@ -48,6 +48,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     handle: str = ""
     poll_at: datetime | None = None
     price: Decimal | None = None
+    minute_seconds: float = 60.0
 
 
 class Overdue(msgspec.Struct, frozen=True):
@@ -89,6 +90,7 @@ CALL: Final = C[
     "visibility_seconds",
     "repeatable",
     "price",
+    "minute_seconds",
 ]
 _NOW: Final = sa.func.slipway_clock()
 INSERT: Final = Statement(

@@ -229,6 +229,52 @@ WHEN ((old.unfolded, old.keys) IS DISTINCT FROM (new.unfolded, new.keys)) EXECUT
 CREATE TRIGGER outcomes_deleted AFTER DELETE ON launch_config_outcomes FOR EACH ROW
 WHEN (old.unfolded > 0) EXECUTE FUNCTION count_unfolded()""",
 )
+# Spend of a worker: in the periods in which its machine began and ended. An ended one has run a minute at least. Its
+# batch never changes the time at which it started and the price.
+SPEND_PERIOD_MINUTES: Final = 5
+SPEND_SINCE: Final = "timestamptz '2000-01-01 00:00+00'"
+_ENDED_WITH_INSTANCE: Final = f"w.state IN ({states(ENDED)}) AND w.instance_id IS NOT NULL AND w.ended_at IS NOT NULL"
+_BEGAN: Final = "least(b.started_at, w.ended_at - b.minute_seconds * interval '1 s')"
+SPEND_OF: Final = f"""
+CREATE FUNCTION spend_of(w worker) RETURNS TABLE (
+    price numeric, at timestamptz, live int, began int, ended int, seconds numeric
+) LANGUAGE sql STABLE AS $$
+    SELECT b.price, date_bin(b.minute_seconds * interval '{SPEND_PERIOD_MINUTES} s', p.at, {SPEND_SINCE}),
+        p.live, p.began, p.ended, (p.ended - p.began) * extract(epoch FROM p.at)
+    FROM launch_batch b CROSS JOIN LATERAL (
+        SELECT b.started_at, 1, 0, 0 WHERE w.state NOT IN ({states(ENDED)})
+        UNION ALL SELECT {_BEGAN}, 0, 1, 0 WHERE {_ENDED_WITH_INSTANCE}
+        UNION ALL SELECT w.ended_at, 0, 0, 1 WHERE {_ENDED_WITH_INSTANCE}
+    ) AS p (at, live, began, ended)
+    WHERE b.id = w.batch_id
+$$"""
+SPENT: Final = ("live", "began", "ended", "seconds")
+_SPENDS: Final = ("state", "batch_id", "instance_id", "ended_at")
+# For each row, since workers are inserted without a batch. A deleted worker that has ended keeps its part.
+SPEND: Final = (
+    SPEND_OF,
+    f"""
+CREATE FUNCTION count_spend() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO spend_usage (account_id, pool_id, price, at, {", ".join(SPENT)})
+    SELECT c.account_id, p.pool_id, c.price, c.at, {", ".join(f"sum(sign * {name})" for name in SPENT)}
+    FROM (SELECT 1 AS sign, new.account_id, new.pool_id, s.* FROM spend_of(new) AS s
+        UNION ALL SELECT -1, old.account_id, old.pool_id, s.* FROM spend_of(old) AS s) AS c
+    CROSS JOIN LATERAL (VALUES (''), (c.pool_id)) AS p (pool_id)
+    GROUP BY 1, 2, 3, 4 HAVING {" OR ".join(f"sum(sign * {name}) <> 0" for name in SPENT)};
+    RETURN NULL;
+END $$""",
+    """
+CREATE TRIGGER spend_inserted AFTER INSERT ON worker FOR EACH ROW
+WHEN (new.batch_id IS NOT NULL) EXECUTE FUNCTION count_spend()""",
+    f"""
+CREATE TRIGGER spend_updated AFTER UPDATE OF {", ".join(_SPENDS)} ON worker FOR EACH ROW
+WHEN (old.batch_id IS DISTINCT FROM new.batch_id OR (new.batch_id IS NOT NULL
+    AND (old.state IN ({states(ENDED)}) OR new.state IN ({states(ENDED)}))))
+EXECUTE FUNCTION count_spend()""",
+    f"""
+CREATE TRIGGER spend_deleted AFTER DELETE ON worker FOR EACH ROW
+WHEN (old.batch_id IS NOT NULL AND old.state NOT IN ({states(ENDED)})) EXECUTE FUNCTION count_spend()""",
+)
 # A start that frees headroom marks the pools dirty that have waited longest, in its own transaction.
 WAKE_WAITING: Final = (
     f"""

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import sqlalchemy as sa
 
-from slipway_api.events.lifecycle import ENDED, WAITING
+from slipway_api.events.lifecycle import WAITING
 from slipway_api.events.scopes import ON_DEMAND, SPOT
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, names
@@ -25,9 +25,11 @@ from slipway_provisioner.domain.limits import (
     window_start,
 )
 from slipway_provisioner.domain.prices import MachineKind
+from slipway_provisioner.store import spending
 from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.tables import launch_limit
+from slipway_provisioner.store.usage import FOLDED_ROWS
 
 L: Final = launch_limit.c
 FIELDS: Final = L[Limit.__struct_fields__]
@@ -68,34 +70,6 @@ FREES: Final = f"""
 SELECT known_at FROM (
     SELECT known_at, sum(charged) OVER (ORDER BY known_at, id) AS freed FROM launch_batch WHERE {_CHARGED}) AS c
 WHERE freed >= $4 ORDER BY known_at LIMIT 1"""
-_AGE: Final = "greatest(0, extract(epoch FROM $4::timestamptz - b.started_at))"
-_LIFETIME: Final = "$5::numeric"
-# $3 begin of the day, $4 now, $5 lifetime, $6 default price, $7 hour, $8 day: in seconds. Live machines count what they
-# ran in the day and the rest of their lifetime, ended ones what they ran, at least a minute. Unproven machines ran
-# until an hour after the outcome of their call: by then the instance reaper has terminated those that exist. What began
-# ahead of the clock began before it was set back, and has run for no time.
-SPEND: Final = f"""
-WITH machines AS (
-    SELECT b.price, least($8::numeric, extract(epoch FROM $4 - least($4, greatest(b.started_at, $3::timestamptz)))
-        + greatest(1, ceil({_AGE} / {_LIFETIME})) * {_LIFETIME} - {_AGE}) AS seconds,
-        NULL::timestamptz AS leaves, 1 AS units
-    FROM launch_config c JOIN worker w ON w.pool_id = c.pool_id AND w.launch_config_id = c.id
-        AND w.state NOT IN ({states(ENDED)})
-    JOIN launch_batch b ON b.id = w.batch_id
-    WHERE c.account_id = ANY($1::text[]) AND ($2::text IS NULL OR c.pool_id = $2)
-    UNION ALL
-    SELECT b.price, greatest($7::numeric / 60, extract(epoch FROM w.ended_at - greatest(b.started_at, $3))),
-        greatest(b.started_at, $3), 1
-    FROM worker w JOIN launch_batch b ON b.id = w.batch_id
-    WHERE w.account_id = ANY($1::text[]) AND ($2::text IS NULL OR w.pool_id = $2) AND w.state IN ({states(ENDED)})
-        AND w.instance_id IS NOT NULL AND w.ended_at > $3
-    UNION ALL
-    SELECT price, $7 + greatest(0, extract(epoch FROM known_at - started_at)), known_at, unproven
-    FROM launch_batch WHERE {_CHARGED} AND unproven > 0)
-SELECT coalesce(sum(coalesce(price, $6::numeric) * greatest(0, seconds) * units / $7), 0) AS spend,
-    (coalesce(sum(units) FILTER (WHERE coalesce(price, $6::numeric) IS NULL), 0))::int AS unpriced,
-    min(leaves) FILTER (WHERE coalesce(price, $6::numeric) > 0) AS leaves
-FROM machines"""
 FORGOTTEN: Final = """
 SELECT forgotten_at, forgotten_launches, forgotten_spend FROM launch_limit
 WHERE scope = $1 AND scope_id = $2 AND forgotten_at IS NOT NULL"""
@@ -203,24 +177,28 @@ async def clock(db: Connection) -> Clock:
     return Clock(now=row["now"], passed_at=row["passed_at"], downtimes=[Downtime(*pair) for pair in pairs])
 
 
-async def usage(db: Connection, limit: Limit, tariff: Tariff, at: Clock, *, waiting: int = 0) -> Usage:
+async def usage(
+    db: Connection, limit: Limit, tariff: Tariff, at: Clock, *, waiting: int = 0, locked: bool = False
+) -> Usage:
     """Launches and spend that count towards a limit; the time at which launches are free again is that with those
-    `waiting`."""
+    `waiting`. Counters of a `locked` limit are folded."""
     scope = await _scope(db, limit)
     hour, day = at.window_start(tariff.hour_seconds), at.window_start(tariff.day_seconds)
     launches: int = await db.fetchval(LAUNCHES_IN, *scope, hour)
     spend, unpriced, spend_free_at = Decimal(), 0, None
     if limit.spend_per_day is not None:
-        row = await db.fetchrow(
-            SPEND,
+        row = await spending.read(
+            db,
             *scope,
-            day,
-            at.now,
-            _numeric(limit.lifetime_seconds),
-            limit.default_price,
-            _numeric(tariff.hour_seconds),
-            _numeric(tariff.day_seconds),
+            since=day,
+            now=at.now,
+            lifetime=_numeric(limit.lifetime_seconds),
+            default_price=limit.default_price,
+            hour=_numeric(tariff.hour_seconds),
+            day=_numeric(tariff.day_seconds),
         )
+        if locked and row["foldable"] > FOLDED_ROWS:
+            await spending.fold(db, scope[0], [scope[1] or ""])
         spend, unpriced = row["spend"], row["unpriced"]
         if row["leaves"] is not None:
             spend_free_at = leaves_at(row["leaves"], tariff.day_seconds, downtimes=at.downtimes)

@@ -19,6 +19,7 @@ from slipway_provisioner.store.tables import (
     launch_config_name,
     pool_balance,
     pool_revision,
+    spend_usage,
     waiting_pool,
     worker_pool,
 )
@@ -40,6 +41,7 @@ DELETE: Final = (
     Statement(sa.delete(forgiven).where(forgiven.c.pool_id == sa.bindparam("id"))),
     Statement(sa.delete(pool_balance).where(pool_balance.c.pool_id == sa.bindparam("id"))),
     Statement(sa.delete(waiting_pool).where(waiting_pool.c.pool_id == sa.bindparam("id"))),
+    Statement(sa.delete(spend_usage).where(spend_usage.c.pool_id == sa.bindparam("id"))),
     Statement(sa.delete(worker_pool).where(_NAMED)),
 )
 

@@ -37,6 +37,7 @@ from slipway_provisioner.store.tables import (
     pool_revision,
     shared_usage,
     shared_window,
+    spend_usage,
     unreachable_machine,
     worker,
     worker_error,
@@ -103,6 +104,10 @@ DELETE_SHARES: Final = Statement(
 # They add up to zero: live workers and outcomes have the keys of their launch config.
 DELETE_SHARED_USAGE: Final = Statement(
     delete_ended(shared_usage, unused_by(shared_window.c.key == shared_usage.c.key), order=[shared_usage.c.key])
+)
+# A row that also counts live machines is folded with that of their end.
+DELETE_SPEND: Final = Statement(
+    delete_ended(spend_usage, spend_usage.c.live == 0, older(spend_usage.c.at), order=[spend_usage.c.at])
 )
 _NEWER: Final = sa.func.row_number().over(
     partition_by=pool_revision.c.pool_id, order_by=pool_revision.c.revision.desc()
@@ -247,6 +252,13 @@ RETENTION: Final[Retention] = (
         rows="counters of keys that no launch config has; those of others are folded",
         after="the deletion of the key's shared windows",
         delete=DELETE_SHARED_USAGE,
+    ),
+    Rule(
+        table="spend_usage",
+        rows="counters of machines that have ended; those of others are folded",
+        after="the five minutes in which they began or ended",
+        days=7,
+        delete=DELETE_SPEND,
     ),
     Bounded("forgiven", "one row per pool and share that the newest unfreezing of the pool forgave"),
     Bounded("pool_balance", "one row per pool"),

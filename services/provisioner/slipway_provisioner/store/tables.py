@@ -54,6 +54,7 @@ from slipway_provisioner.store.functions import (
     LIMITED_KEYS,
     LOCKING,
     SHARED_KEYS,
+    SPEND,
     UPTIME,
     WAKE_WAITING,
     WINDOW_KEYS,
@@ -284,6 +285,7 @@ metadata.info["after"] += [
     WINDOW_KEYS,
     UPTIME,
     *COUNTERS,
+    *SPEND,
     *WAKE_WAITING,
     *LOCKING,
     "INSERT INTO launch_stop_guard DEFAULT VALUES",
@@ -302,7 +304,7 @@ deadline_pass = Table(
 # Found by its end, so that a deadline costs no more with a year of downtimes.
 downtime = Table("downtime", metadata, required("from_at", TIME), Column("until_at", TIME, primary_key=True))
 
-launch_config_outcomes, shared_window, config_usage, shared_usage, waiting_pool = usage_tables(metadata)
+launch_config_outcomes, shared_window, config_usage, shared_usage, waiting_pool, spend_usage = usage_tables(metadata)
 
 # Unconfirmed starts of an image at the time a pool was unfrozen: they do not freeze it again.
 forgiven = Table(
@@ -402,16 +404,15 @@ launch_batch = Table(
     required("charged", Integer, server_default=ZERO),
     required("unproven", Integer, server_default=ZERO),
     Column("price", Numeric),
+    required("minute_seconds", Double, server_default=text("60")),
 )
 Index("launch_batch_accepted", launch_batch.c.poll_at, postgresql_where=text("state = 'calling' AND handle <> ''"))
 Index("launch_batch_calling", launch_batch.c.call_deadline, postgresql_where=launch_batch.c.state == BatchState.CALLING)
 Index("launch_batch_known", launch_batch.c.known_at, postgresql_where=launch_batch.c.state == BatchState.KNOWN)
-Index(
-    "launch_batch_charged",
-    launch_batch.c.account_id,
-    launch_batch.c.known_at,
-    postgresql_where=(launch_batch.c.state == BatchState.KNOWN) & (launch_batch.c.charged > 0),
-)
+_B: Final = launch_batch.c
+_CHARGED: Final = (_B.state == BatchState.KNOWN) & (_B.charged > 0)
+Index("launch_batch_charged", _B.account_id, _B.known_at, postgresql_where=_CHARGED)
+Index("launch_batch_unproven", _B.account_id, _B.known_at, postgresql_where=_B.unproven > 0)
 
 # The keys of a worker's shared windows, whether its account is not called and whether its first claim is awaited are
 # copies, so that its counters depend on nothing but its row: those are changed in the transactions of their originals.
@@ -516,15 +517,11 @@ Index(
     postgresql_where=in_states(REGISTERED) & worker.c.awaits_claim & worker.c.first_claimed_at.is_(None),
 )
 Index("worker_marked", worker.c.pool_id, postgresql_where=in_states(REGISTERED) & worker.c.leave_after_task)
-Index(
-    "worker_refused",
-    worker.c.account_id,
-    postgresql_where=~in_states(ENDED) & (worker.c.termination_refusals > 0),
-)
+Index("worker_refused", worker.c.account_id, postgresql_where=~in_states(ENDED) & (worker.c.termination_refusals > 0))
 Index("worker_ended", worker.c.ended_at, postgresql_where=in_states(ENDED))
 Index(
     "worker_ran",
-    worker.c.account_id,
+    worker.c.pool_id,
     worker.c.ended_at,
     postgresql_where=in_states(ENDED) & worker.c.instance_id.is_not(None),
 )

@@ -9,6 +9,7 @@ from typing import Final
 
 from slipway_api.events.lifecycle import ENDED, REGISTERED
 from slipway_common.database.postgres import Connection
+from slipway_provisioner.store import spending
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.functions import COUNTED, LIMITED_KEYS
 
@@ -167,4 +168,5 @@ async def repair_shared(tx: Connection) -> int:
 
 async def drift(db: Connection) -> int:
     """Number of counters that differ from the rows."""
-    return len(await db.fetch(CONFIG_DRIFT, None)) + len(await db.fetch(SHARED_DRIFT, None))
+    wrong = len(await db.fetch(CONFIG_DRIFT, None)) + len(await db.fetch(SHARED_DRIFT, None))
+    return wrong + await spending.drift(db)

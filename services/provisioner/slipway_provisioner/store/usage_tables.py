@@ -14,6 +14,7 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    Numeric,
     PrimaryKeyConstraint,
     Table,
     Text,
@@ -25,9 +26,9 @@ from slipway_provisioner.store.columns import ZERO, empty_text, required
 from slipway_provisioner.store.functions import COUNTED
 
 
-def usage_tables(metadata: MetaData) -> tuple[Table, Table, Table, Table, Table]:
+def usage_tables(metadata: MetaData) -> tuple[Table, ...]:
     """Add the tables, in the order in which they are returned: outcomes, shared windows, the counters of configs and of
-    shared windows, and the pools that wait for these."""
+    shared windows, the pools that wait for these, and the counters of spend."""
     # Outcomes of stages over a config's life. Successes are counted for launches only, once per call: a row that each
     # registration and first claim locks would serialize them. `folded`: failures in the newest weight record.
     # `written_off`: failures that will never be folded into a weight. `unfolded_since`: time of the first consecutive
@@ -92,4 +93,21 @@ def usage_tables(metadata: MetaData) -> tuple[Table, Table, Table, Table, Table]
     )
     waiting = waiting_pool.c
     Index("waiting_pool_turn", waiting.key, waiting.stage, waiting.waiting_since, waiting.pool_id)
-    return outcomes, shared_window, config_usage, shared_usage, waiting_pool
+    # Machines of an account, of one of its pools or of all (''), by their price and the period in which they began or
+    # ended: those that may run, and those that have run, with the seconds from the epoch to their ends, less those to
+    # their begins.
+    spend_usage = Table(
+        "spend_usage",
+        metadata,
+        required("account_id", Text),
+        required("pool_id", Text),
+        Column("price", Numeric),
+        required("at", TIME),
+        required("live", Integer),
+        required("began", Integer),
+        required("ended", Integer),
+        required("seconds", Numeric),
+    )
+    Index("spend_usage_scope", spend_usage.c.pool_id, spend_usage.c.account_id, spend_usage.c.at)
+    Index("spend_usage_ended", spend_usage.c.at, postgresql_where=spend_usage.c.live == 0)
+    return outcomes, shared_window, config_usage, shared_usage, waiting_pool, spend_usage

@@ -399,6 +399,18 @@ CREATE TABLE waiting_pool (
     PRIMARY KEY (pool_id, key, stage)
 );
 CREATE INDEX waiting_pool_turn ON waiting_pool (key, stage, waiting_since, pool_id);
+CREATE TABLE spend_usage (
+    account_id TEXT NOT NULL,
+    pool_id TEXT NOT NULL,
+    price NUMERIC,
+    at TIMESTAMP WITH TIME ZONE NOT NULL,
+    live INTEGER NOT NULL,
+    began INTEGER NOT NULL,
+    ended INTEGER NOT NULL,
+    seconds NUMERIC NOT NULL
+);
+CREATE INDEX spend_usage_ended ON spend_usage (at) WHERE live = 0;
+CREATE INDEX spend_usage_scope ON spend_usage (pool_id, account_id, at);
 CREATE TABLE forgiven (
     pool_id TEXT NOT NULL,
     key TEXT NOT NULL,
@@ -529,6 +541,7 @@ CREATE TABLE launch_batch (
     charged INTEGER DEFAULT 0 NOT NULL,
     unproven INTEGER DEFAULT 0 NOT NULL,
     price NUMERIC,
+    minute_seconds DOUBLE PRECISION DEFAULT 60 NOT NULL,
     PRIMARY KEY (id),
     UNIQUE (token)
 );
@@ -536,6 +549,7 @@ CREATE INDEX launch_batch_accepted ON launch_batch (poll_at) WHERE state = 'call
 CREATE INDEX launch_batch_calling ON launch_batch (call_deadline) WHERE state = 'calling';
 CREATE INDEX launch_batch_charged ON launch_batch (account_id, known_at) WHERE state = 'known' AND charged > 0;
 CREATE INDEX launch_batch_known ON launch_batch (known_at) WHERE state = 'known';
+CREATE INDEX launch_batch_unproven ON launch_batch (account_id, known_at) WHERE unproven > 0;
 CREATE TABLE worker (
     id UUID NOT NULL,
     pool_id TEXT NOT NULL,
@@ -597,7 +611,7 @@ CREATE INDEX worker_live ON worker (pool_id, launch_config_id, state) WHERE (sta
 CREATE INDEX worker_live_instance ON worker (account_id, instance_id) WHERE (state NOT IN ('stopped'));
 CREATE INDEX worker_marked ON worker (pool_id) WHERE state IN ('running') AND leave_after_task;
 CREATE UNIQUE INDEX worker_probe ON worker (launch_config_id, probe_permit) WHERE probe_permit IS NOT NULL;
-CREATE INDEX worker_ran ON worker (account_id, ended_at) WHERE state IN ('stopped') AND instance_id IS NOT NULL;
+CREATE INDEX worker_ran ON worker (pool_id, ended_at) WHERE state IN ('stopped') AND instance_id IS NOT NULL;
 CREATE INDEX worker_refused ON worker (account_id) WHERE (state NOT IN ('stopped')) AND termination_refusals > 0;
 CREATE INDEX worker_request ON worker (request_id) WHERE state IN ('requested');
 CREATE INDEX worker_stopping ON worker (coalesce(CASE WHEN (registered_at IS NULL) THEN timestamptz '-infinity' END, stopping_at)) WHERE state IN ('stopping') AND instance_id IS NOT NULL;
@@ -915,6 +929,35 @@ CREATE TRIGGER outcomes_updated AFTER UPDATE ON launch_config_outcomes FOR EACH 
 WHEN ((old.unfolded, old.keys) IS DISTINCT FROM (new.unfolded, new.keys)) EXECUTE FUNCTION count_unfolded();
 CREATE TRIGGER outcomes_deleted AFTER DELETE ON launch_config_outcomes FOR EACH ROW
 WHEN (old.unfolded > 0) EXECUTE FUNCTION count_unfolded();
+CREATE FUNCTION spend_of(w worker) RETURNS TABLE (
+    price numeric, at timestamptz, live int, began int, ended int, seconds numeric
+) LANGUAGE sql STABLE AS $$
+    SELECT b.price, date_bin(b.minute_seconds * interval '5 s', p.at, timestamptz '2000-01-01 00:00+00'),
+        p.live, p.began, p.ended, (p.ended - p.began) * extract(epoch FROM p.at)
+    FROM launch_batch b CROSS JOIN LATERAL (
+        SELECT b.started_at, 1, 0, 0 WHERE w.state NOT IN ('stopped')
+        UNION ALL SELECT least(b.started_at, w.ended_at - b.minute_seconds * interval '1 s'), 0, 1, 0 WHERE w.state IN ('stopped') AND w.instance_id IS NOT NULL AND w.ended_at IS NOT NULL
+        UNION ALL SELECT w.ended_at, 0, 0, 1 WHERE w.state IN ('stopped') AND w.instance_id IS NOT NULL AND w.ended_at IS NOT NULL
+    ) AS p (at, live, began, ended)
+    WHERE b.id = w.batch_id
+$$;
+CREATE FUNCTION count_spend() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO spend_usage (account_id, pool_id, price, at, live, began, ended, seconds)
+    SELECT c.account_id, p.pool_id, c.price, c.at, sum(sign * live), sum(sign * began), sum(sign * ended), sum(sign * seconds)
+    FROM (SELECT 1 AS sign, new.account_id, new.pool_id, s.* FROM spend_of(new) AS s
+        UNION ALL SELECT -1, old.account_id, old.pool_id, s.* FROM spend_of(old) AS s) AS c
+    CROSS JOIN LATERAL (VALUES (''), (c.pool_id)) AS p (pool_id)
+    GROUP BY 1, 2, 3, 4 HAVING sum(sign * live) <> 0 OR sum(sign * began) <> 0 OR sum(sign * ended) <> 0 OR sum(sign * seconds) <> 0;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER spend_inserted AFTER INSERT ON worker FOR EACH ROW
+WHEN (new.batch_id IS NOT NULL) EXECUTE FUNCTION count_spend();
+CREATE TRIGGER spend_updated AFTER UPDATE OF state, batch_id, instance_id, ended_at ON worker FOR EACH ROW
+WHEN (old.batch_id IS DISTINCT FROM new.batch_id OR (new.batch_id IS NOT NULL
+    AND (old.state IN ('stopped') OR new.state IN ('stopped'))))
+EXECUTE FUNCTION count_spend();
+CREATE TRIGGER spend_deleted AFTER DELETE ON worker FOR EACH ROW
+WHEN (old.batch_id IS NOT NULL AND old.state NOT IN ('stopped')) EXECUTE FUNCTION count_spend();
 CREATE FUNCTION wake_waiting() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     INSERT INTO dirty_pool (pool_id, reason) SELECT pool_id, 'headroom' FROM waiting_pool
     WHERE (key, stage) = (new.key, new.stage)
