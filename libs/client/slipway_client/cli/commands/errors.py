@@ -7,8 +7,8 @@ import msgspec
 import typer
 
 from slipway_api.http.provisioner.workers import ErrorTotal, WorkerError
-from slipway_client.cli.options import AsOutput, OfPool, ago, api_of, noun, now, revisions, workers
-from slipway_client.cli.tables import Field, Output, short, show, table
+from slipway_client.cli.options import AsOutput, Limit, OfPool, ago, api_of, noun, now, revisions, workers
+from slipway_client.cli.tables import Field, Output, first, short, show, table
 from slipway_client.view import moments
 
 app = noun("List errors of workers")
@@ -55,6 +55,7 @@ def list_errors(
     config: OfConfig = None,
     worker: OfWorker = None,
     since: Since = "24h",
+    limit: Limit = 100,
     output: AsOutput = Output.TABLE,
 ) -> None:
     """List errors of workers by code, or each of one worker
@@ -71,15 +72,15 @@ def list_errors(
     begin = ago("--since", since)
     if worker is not None:
         errors = api_of(context).rows(
-            WorkerError, "provisioner", "/errors", worker=worker, pool=pool, config=config, since=begin
+            WorkerError, "provisioner", "/errors", limit=limit + 1, worker=worker, pool=pool, config=config, since=begin
         )
-        show(errors, EACH, output, nothing="no errors")
+        show(errors, EACH, output, nothing="no errors", limit=limit)
         return
     rows = api_of(context).rows(ErrorTotal, "provisioner", "/errors/totals", pool=pool, config=config, since=begin)
     if output is Output.JSON:
-        show(rows, (), output, nothing="")
+        show(rows, (), output, nothing="", limit=limit)
     else:
-        table(_by_code(row.value for row in rows), TOTALS, nothing="no errors")
+        table(first(_by_code(row.value for row in rows), limit), TOTALS, nothing="no errors")
 
 
 def _by_code(rows: Iterable[ErrorTotal]) -> list[_Total]:
