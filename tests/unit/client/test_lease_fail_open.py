@@ -323,6 +323,25 @@ def test_the_command_gets_the_token_of_its_lease(broker: LeaseBroker, environmen
     assert "the command gets no token, since none was issued for its lease" in ran.stderr
 
 
+SLOW: Final = ("httpx2", "rich", "yaml", "ctypes", "json", "email", "http.client", "importlib.metadata", "pydantic")
+
+
+def test_a_command_starts_without_what_it_does_not_use(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """No module that takes long to import, and no collection of garbage, of which there is none."""
+    script = f"""if True:
+        import atexit, gc, sys
+        collections = lambda: sum(generation["collections"] for generation in gc.get_stats())
+        before = collections()
+        atexit.register(lambda: print(collections() - before, [name for name in {SLOW} if name in sys.modules]))
+        from slipway_client.cli.start import main
+        main()
+    """
+    command = [sys.executable, "-c", script, "lease", "run", "--pool", "aws-ci", "--", "true"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=True)
+    assert ran.stdout == "0 []\n"
+    assert [asked for asked, _ in broker.received].count(RELEASE) == 1
+
+
 def test_environment_of_a_command() -> None:
     outer = {"SLIPWAY_LEASE_ID": "l-0", "SLIPWAY_FENCING_TOKEN": "1", "SLIPWAY_TOKEN": "ours", "HOME": "/h"}
     assert of_command(without_secrets(outer), "p") == {"SLIPWAY_LEASE_POOL": "p", "HOME": "/h"}

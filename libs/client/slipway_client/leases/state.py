@@ -8,7 +8,6 @@ Each lease-broker address has a directory of its own.
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -187,10 +186,14 @@ def _metrics(uncharged: Mapping[tuple[str, str], int]) -> bytes:
     help_ = "Starts of this host in the last 30 days that are charged to no lease pool"
     lines = [f"# HELP {name} {help_}", f"# TYPE {name} gauge"]
     lines += [
-        f"{name}{{lease_pool={json.dumps(pool)},cause={json.dumps(cause)}}} {count}"
+        f"{name}{{lease_pool={_quoted(pool)},cause={_quoted(cause)}}} {count}"
         for (pool, cause), count in sorted(uncharged.items())
     ]
     return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _quoted(label: str) -> str:
+    return msgspec.json.encode(label).decode()
 
 
 def _prune(folder: Path, kept_seconds: float) -> int:

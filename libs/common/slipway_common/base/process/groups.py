@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import os
 import signal
@@ -34,7 +33,7 @@ def keep_private() -> None:
     """Hide this process from others of its user, before it starts any: root alone can then read its environment,
     memory, descriptors and folders in /proc. Unsetting a variable would not hide it. No core is dumped either."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+        _prctl()(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def handed_on(more: Iterable[str] = ()) -> dict[str, str]:
@@ -189,7 +188,7 @@ def _prepare(ignored: Iterable[signal.Signals], death_signal: signal.Signals | N
     prctl(2)."""
     ignored = tuple(ignored)
     # Loaded before the fork: a child of a process with threads must not load anything.
-    prctl = ctypes.CDLL(None).prctl if death_signal is not None and sys.platform == "linux" else None
+    prctl = _prctl() if death_signal is not None and sys.platform == "linux" else None
     if not ignored and prctl is None:
         return None
 
@@ -200,3 +199,10 @@ def _prepare(ignored: Iterable[signal.Signals], death_signal: signal.Signals | N
             prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
 
     return prepare
+
+
+def _prctl() -> Callable[..., int]:
+    """prctl(2)."""
+    import ctypes  # slow to import, and most commands start without it
+
+    return ctypes.CDLL(None).prctl
