@@ -122,6 +122,34 @@ def test_a_clock_that_is_set_back_from_the_right_time(received: float) -> None:
 # Repeated reports
 
 
+#    later claim and earlier one: the worker's time and ours; does the later one prove that the earlier has ended?
+FOLLOWS = [
+    ((10, 10), (0, 0), True),
+    ((3600, 20), (0, 0), True),  # from ahead, and counts from later on
+    ((3600, 0), (0, 0), True),
+    ((3600, 20), (3500, 30), False),
+    ((120, 120), (-3600, 0), True),
+    ((119, 119), (-3600, 0), False),  # the earlier one was clamped, and may have begun when it was received
+]
+
+
+@pytest.mark.parametrize(("later", "earlier", "follows"), FOLLOWS)
+def test_a_later_claim_proves_the_end_of_an_earlier_one(
+    later: tuple[float, float], earlier: tuple[float, float], follows: bool
+) -> None:
+    one, other = (
+        msgspec.structs.replace(claim("t", reported), started_at=after(started))
+        for reported, started in (later, earlier)
+    )
+    assert one.follows(other) is follows
+
+
+def test_a_claim_above_the_slots_takes_none() -> None:
+    """A task that begins when another one has ended counts, whatever else the worker claims to run."""
+    claims = told(2, claim("a", 0), claim("b", 1), claim("above", 2), end(10, "a", 0), claim("next", 11))
+    assert {each.task_id: each.counted for each in claims} == {"a": True, "b": True, "above": False, "next": True}
+
+
 def test_a_repeated_end_does_not_end_the_next_task() -> None:
     """Claim of A at 1, end at 10, claim of B at 11, and the end at 10 again, with a name and without."""
     for first in (end(10), end(10, "A", 1)):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_api.events.alert import AlertRaised
+from slipway_api.limits import LINE
 from slipway_common.base.redaction import GONE
 from slipway_provisioner.domain.consoles import (
     ATTEMPTS_MAX,
@@ -86,6 +87,12 @@ def test_parts_of_a_secret(length: int) -> None:
     assert shown(f"{ERROR}\nsecret is {first}") == (ERROR, GONE)
     assert shown(f"{last} is it\n{ERROR}") == (GONE, ERROR)
     assert shown(f"[1.0] init: {first}\n[1.1] init: {last}\n{ERROR}") == (GONE, ERROR)
+    assert shown(f"{first} a\n{first} b\nBooting\n{ERROR}") == (GONE, "Booting", ERROR), "once for lines in a row"
+
+
+def test_a_short_end_of_a_secret_may_be_there_by_chance() -> None:
+    assert shown(f"{ERROR}\nat {SECRET[-7:]}") == (ERROR, f"at {SECRET[-7:]}")
+    assert shown(f"{ERROR}\nat {SECRET[-8:]}") == (ERROR, GONE)
 
 
 @given(st.text(max_size=3000))
@@ -102,6 +109,14 @@ def test_the_last_lines_are_kept() -> None:
     assert lines == tuple(f"line {n}" for n in range(60, 100))
     assert len(shown("\n".join(f"{n} " + "x " * 150 for n in range(100)))) < LINES_MAX
     assert shown("") == shown(" \n\x1b[0m\n") == shown(SECRET) == ()
+    assert shown("y" * 300) == (LINE.cut("y" * 300),)
+
+
+@pytest.mark.parametrize(("length", "fits"), [(127, True), (128, False)])
+def test_as_many_bytes_are_kept_as_fit_with_their_ends_of_lines(length: int, fits: bool) -> None:
+    """After 31 lines of 128 bytes each, a last one of as many."""
+    newest = ["y" * 127 for _ in range(31)]
+    assert len(shown("\n".join(["x" * length, *newest]))) == 31 + fits
 
 
 def test_a_template_of_user_data_that_is_traced() -> None:
@@ -109,6 +124,15 @@ def test_a_template_of_user_data_that_is_traced() -> None:
     script = ("#!/bin/sh\nexport QUEUE=https://queue.example.com/team\nslipway-worker run\n",)
     text = f"+ export QUEUE=https://queue.example.com/team\n+ slipway-worker run\n{ERROR}"
     assert kept(text, secret=SECRET, user_data=script) == (GONE, ERROR)
+
+
+@pytest.mark.parametrize(
+    ("line", "shown_line"),
+    [("twelve-chars", GONE), ("+ twelve-chars", GONE), ("twelve-char", "twelve-char")],
+)
+def test_twelve_characters_of_user_data_are_an_echo(line: str, shown_line: str) -> None:
+    script = ("twelve-chars\nsomething else\n",)
+    assert kept(f"{line}\n{ERROR}", secret=SECRET, user_data=script) == (shown_line, ERROR)
 
 
 def test_a_long_text_is_read_quickly() -> None:
