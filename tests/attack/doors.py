@@ -376,6 +376,18 @@ async def made_up_sources(target: Target) -> Answer:
     return Answer(f"{MADE_UP} reports of demand, each of another source", f"{taken} taken; {last}", taken < MADE_UP)
 
 
+async def remove_source(target: Target) -> Answer:
+    """Remove the source of another monitor, whose tasks would lose their workers, by a token that has its own."""
+    found = await target.deployment.call("GET", "provisioner", "/demand?pool=builds")
+    path = f"/pools/builds/demand/{found['items'][0]['source']}"
+    target.write_tokens(f"- {{name: one, sha256: {hash_of('one')}, scopes: ['demand:write:builds'], sources: [one]}}")
+    try:
+        reply = await target.send("DELETE", path, token="one")
+    finally:
+        target.write_tokens()
+    return Answer(f"DELETE {path} by a token of another source", str(reply), reply.status == 403)
+
+
 async def made_up_claims(target: Target) -> Answer:
     """Claim many tasks by one worker with one task slot: each ends the one before, and one counts at a time."""
     counted = 0
@@ -451,7 +463,7 @@ def _doors() -> dict[str, Door]:
     doors |= {"half-headers": Door(half_requests, beside=True), "half-bodies": Door(half_bodies, beside=True)}
     doors |= {"locked-row": Door(locked_row), "all-connections": Door(all_connections)}
     doors |= {"stranger-hammers": Door(stranger_hammers), "worker-hammers": Door(worker_hammers)}
-    doors |= {"made-up-sources": Door(made_up_sources)}
+    doors |= {"made-up-sources": Door(made_up_sources), "other-source-removed": Door(remove_source)}
     doors |= {"made-up-claims": Door(made_up_claims), "unknown-host": Door(unknown_host)}
     doors |= {name: Door(script) for name, script in REACHED.items()}
     return doors | {"nul-in-text": Door(nul_in_text), "nul-in-path": Door(nul_in_path)}

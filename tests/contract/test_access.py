@@ -13,6 +13,7 @@ import httpx2
 import msgspec
 import pytest
 from fastapi import APIRouter, Depends, FastAPI
+from fastapi.routing import APIRoute, iter_route_contexts
 
 from slipway_common.base.ids import hash_secret, new_lease_token, new_worker_token
 from slipway_common.base.token_scopes import SCOPES
@@ -35,7 +36,7 @@ from slipway_weight_calculator import main as weight_calculator
 from slipway_weight_calculator.settings import Settings as WeightCalculatorSettings
 from tests.support.access_table import LEASE, OPEN, TABLE, WORKER, Route
 from tests.support.lease_broker_http import world_on
-from tests.support.provisioner import KEY, administrator, provisioner_on
+from tests.support.provisioner import KEY, administrator, after, provisioner_on
 from tests.support.provisioner import declared as declared_body
 from tests.support.weight_calculator import calculator_on
 from tests.support.weight_calculator import declared as config_in
@@ -226,6 +227,13 @@ def test_no_route_is_missing(service: str) -> None:
     assert {(method, path): written(access) for method, path, access in declared(apps()[service])} == TABLE[service]
 
 
+@pytest.mark.parametrize("service", sorted(TABLE.keys() - {"simulator"}))
+def test_all_routes_can_declare_an_access(service: str) -> None:
+    """Pages of documentation, mounts and plain routes of the framework could not, and would be in no table."""
+    routes = [route.original_route for route in iter_route_contexts(apps()[service].routes)]
+    assert [route for route in routes if not isinstance(route, APIRoute)] == []
+
+
 def test_every_scope_of_a_route_is_one_of_the_table() -> None:
     """A route that asks for a scope which no token may have would be reached by administrators alone."""
     known = {base(scope) for scope in SCOPES}
@@ -354,10 +362,13 @@ def test_a_route_without_access_is_not_served() -> None:
             Service("probe", ServiceSettings(database_url="", kafka=""), routers=[router]).app()
 
 
-@pytest.mark.parametrize("secret", ["", "unknown", new_worker_token(), new_lease_token("x")])
-async def test_boskos_needs_a_token(secret: str) -> None:
+@pytest.mark.parametrize("secret", ["", "unknown", "expired", new_worker_token(), new_lease_token("x")])
+async def test_boskos_needs_a_token(secret: str, tmp_path: Path) -> None:
     """Its clients authenticate by HTTP Basic, unless the setting opens it to all."""
-    service = lease_broker.build(LeaseBrokerSettings(database_url="", kafka="", boskos_port=0))
+    entry = {"name": "me", "sha256": hash_secret("expired"), "scopes": ["admin"], "expires_at": ENDS["expired"]}
+    (tmp_path / "tokens.yaml").write_bytes(msgspec.json.encode([entry]))
+    settings = LeaseBrokerSettings(database_url="", kafka="", boskos_port=0, tokens_file=tmp_path / "tokens.yaml")
+    service = lease_broker.build(settings)
     app = service.state["boskos"].app
     headers = {"Authorization": "Basic " + b64encode(f"me:{secret}".encode()).decode()} if secret else {}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://boskos") as client:
@@ -380,6 +391,31 @@ async def test_a_worker_reaches_itself_alone(postgres: EmbeddedPostgres) -> None
                             answer = await client.request(method, filled(path, other.id), json=body)
                             assert answer.is_success == (other is worker), answer.text
                             assert refusal(answer) == ("" if other is worker else "foreign-token")
+
+
+async def test_a_token_writes_to_its_sources_of_demand_alone(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    """Reporting for another source is refused, and so is removing it, by which its tasks would lose their workers."""
+    report = {"pending": 1, "claimed": 0, "observed_at": after(0).isoformat()}
+    scopes = ["demand:write:linux"]
+    entries = [
+        {"name": "any", "sha256": hash_secret("any"), "scopes": scopes},
+        {"name": "one", "sha256": hash_secret("one"), "scopes": scopes, "sources": ["mine-*"]},
+    ]
+    (tmp_path / "tokens.yaml").write_bytes(msgspec.json.encode(entries))
+    async with provisioner_on(postgres) as product:
+        await product.declare(declared_body())
+        product.app.state.tokens = Tokens(tmp_path / "tokens.yaml")
+        async with product.client(token="any") as other, product.client(token="one") as client:
+            for source in ("mine-1", "theirs"):
+                put = await other.put("/pools/linux/demand", json=report | {"source": source})
+                assert put.status_code == 200, put.text
+                answers = [
+                    await client.put("/pools/linux/demand", json=report | {"source": source}),
+                    await client.delete(f"/pools/linux/demand/{source}"),
+                ]
+                slugs = [str(answer.json().get("type", "")).rpartition(":")[2] for answer in answers]
+                assert slugs == ([""] * 2 if source == "mine-1" else ["foreign-source"] * 2)
+            assert (await other.delete("/pools/linux/demand/theirs")).status_code == 200
 
 
 async def test_settings_are_for_those_who_may_read_them(postgres: EmbeddedPostgres, tmp_path: Path) -> None:

@@ -480,6 +480,14 @@ async def test_a_scope_is_needed(slot_broker: SlotBroker, line: str) -> None:
     assert await slot_broker.rows() == before
 
 
+async def test_counts_of_slots_are_for_readers_and_holders(slot_broker: SlotBroker) -> None:
+    """A token for something else reads no owners."""
+    answer = await slot_broker.call("GET /metric?type=car", by="cid")
+    assert (answer.status_code, answer.text) == (403, "cid needs the scope read or leases:write:car\n")
+    found = [(await slot_broker.call("GET /metric?type=car", by=by)).status_code for by in ("reader", "ann", "nobody")]
+    assert found == [200, 200, 403]
+
+
 @pytest.mark.parametrize("header", ["Basic", "Basic ~", "Basic YW5u", "Bearer secret of ann", "Basic YW5uOmJlbg=="])
 async def test_invalid_credentials(slot_broker: SlotBroker, header: str) -> None:
     """Wrong ones are refused even where none are needed."""

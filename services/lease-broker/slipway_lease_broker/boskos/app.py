@@ -108,7 +108,7 @@ class App:
         """The caller by HTTP Basic (name and secret of a token). Raises Refused for an unknown or missing token."""
         given = request.headers.get("authorization")
         if given is None and self._terms.open_to_all:
-            return Caller(ANONYMOUS, lambda _: None)
+            return Caller(ANONYMOUS, lambda _: None, lambda _: None)
         kind, _, credentials = (given or "").partition(" ")
         try:
             name, _, secret = base64.b64decode(credentials, validate=True).decode().partition(":")
@@ -119,11 +119,15 @@ class App:
             raise Refused(401, "authenticate by HTTP Basic with the name and the secret of a token of the lease-broker")
         scopes = token.scopes
 
-        def may_write(lease_pool_id: str) -> None:
-            if not allows(scopes, f"leases:write:{lease_pool_id}"):
-                raise Refused(403, f"{name} needs the scope leases:write:{lease_pool_id}")
+        def check(*wanted: str) -> None:
+            if not any(allows(scopes, scope) for scope in wanted):
+                raise Refused(403, f"{name} needs the scope {' or '.join(wanted)}")
 
-        return Caller(name, may_write)
+        return Caller(
+            name,
+            lambda lease_pool_id: check(f"leases:write:{lease_pool_id}"),
+            lambda lease_pool_id: check("read", f"leases:write:{lease_pool_id}"),
+        )
 
     async def _acquire(self, call: BoskosCall) -> Response:
         """Acquire a slot of a type. With a request id, a call that is answered 404 keeps its place in the queue."""

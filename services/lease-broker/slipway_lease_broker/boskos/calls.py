@@ -36,11 +36,12 @@ class Refused(Exception):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The caller of a Boskos call. `may_write(lease_pool_id)` raises Refused. `name` is that of the token; callers
-    without a token share one name."""
+    """The caller of a Boskos call. `may_write(lease_pool_id)` and `may_read` raise Refused. `name` is that of the
+    token; callers without a token share one name."""
 
     name: str
     may_write: Callable[[str], None]
+    may_read: Callable[[str], None]
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,6 +204,7 @@ class Calls:
 
     async def metric(self, database: Database, caller: Caller, lease_pool_id: str) -> Metric:
         """Number of slots by state and by owner."""
+        caller.may_read(lease_pool_id)
         async with self._transactions.begin(database, [lease_pool_id], caller.name) as transaction:
             rows = await slots.states(transaction.tx, lease_pool_id)
             if not rows:

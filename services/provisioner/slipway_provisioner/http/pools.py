@@ -35,7 +35,6 @@ from slipway_provisioner.store import demand, launch_stops, pauses, pools, summa
 
 router = Router(tags=["pools"])
 DatabaseDep = Annotated[Database, Depends(database)]
-Reporter = Annotated[str, Depends(Needs("demand:write:{pool_id}"))]
 ReportCaller = Annotated[Caller, Depends(NeedsCaller("demand:write:{pool_id}"))]
 PoolCaller = Annotated[str, Depends(NeedsOwner("pools:write", "pool", "pool_id"))]
 

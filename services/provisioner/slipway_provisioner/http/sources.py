@@ -16,7 +16,7 @@ from slipway_common.web.router import Router
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, ReasonOrEmpty
 from slipway_provisioner.apply.sources import remove_source
-from slipway_provisioner.http.pools import Reporter, no_pool
+from slipway_provisioner.http.pools import ReportCaller, no_pool
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import pools, sources
 
@@ -44,13 +44,15 @@ async def list_sources(
 
 @router.delete("/pools/{pool_id:id}/demand/{source:id}")
 async def remove(
-    pool_id: Name, source: Name, request: Request, by: Reporter, db: DatabaseDep, reason: ReasonOrEmpty = ""
+    pool_id: Name, source: Name, request: Request, caller: ReportCaller, db: DatabaseDep, reason: ReasonOrEmpty = ""
 ) -> Answer[RemovedSource]:
-    """Remove a source of demand: its reports up to now no longer count. A later report brings it back."""
+    """Remove a source of demand: its reports up to now no longer count. A later report brings it back. A token removes
+    sources that it may report for."""
+    caller.permit_source(source)
     async with db.acquire() as connection, connection.transaction():
         if pool_id not in await pools.known(connection, [pool_id]):
             raise no_pool(pool_id)
-        removed = await remove_source(connection, pool_id, source, by=by, reason=reason)
+        removed = await remove_source(connection, pool_id, source, by=caller.name, reason=reason)
     if removed is None:
         detail = f"pool {pool_id} has no source {source!r}; see `slipway demand ls {pool_id}`"
         raise Problem(404, "unknown-source", "No such source of demand", detail)
