@@ -22,6 +22,7 @@ import uvicorn
 from fastapi import APIRouter, FastAPI
 from pydantic import Field
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.routing import BaseRoute
 
 from slipway_api.events.alert import START_SECONDS
 from slipway_api.events.service import ServiceHeartbeat
@@ -197,6 +198,7 @@ class Service:
             openapi_url=None,
             docs_url=None,
             redoc_url=None,
+            routes=self._routes(),
         )
         app.state.runtime = self.runtime
         app.state.status = Status(self.runtime, service=self.name, version=VERSION, instance=self.settings.instance)
@@ -213,26 +215,22 @@ class Service:
         app.add_middleware(Conditional)
         app.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_BYTES_MIN, compresslevel=1)
         limits.install(app)  # last: what is refused passes no other middleware
-        app.include_router(routes.health)
-        app.include_router(routes.measured)
-        app.include_router(routes.described)
         app.state.renewed = self.renewed
-        app.include_router(routes.about)
-        app.include_router(routes.restores)
-        app.include_router(routes.audits)
-        app.include_router(routes.raised)
-        app.include_router(routes.tokened)
-        if self.consumers or self.runtime.leader_loop is not None:
-            viewers = [Consumer(self.name, view.topic, partial(self._apply_again, view)) for view in self.views]
-            app.state.consumers = {consumer.topic.name: consumer for consumer in [*self.consumers, *viewers]}
-            app.include_router(routes.letters)
-            app.include_router(routes.positions)
-        for router in self.routers:
-            app.include_router(router)
+        viewers = [Consumer(self.name, view.topic, partial(self._apply_again, view)) for view in self.views]
+        app.state.consumers = {consumer.topic.name: consumer for consumer in [*self.consumers, *viewers]}
         app.state.open_paths = access.open_paths(app)
         app.state.counted_of_workers = access.counted_of_workers(app)
         app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]
         return app
+
+    def _routes(self) -> list[BaseRoute]:
+        """Routes of the API. They are one list: an included router would be compared with each request route by route,
+        and those with the right route twice. Those of the service itself come first, as they are called most."""
+        routers = [*self.routers, routes.health, routes.measured, routes.described, routes.about, routes.restores]
+        routers += [routes.audits, routes.raised, routes.tokened]
+        if self.consumers or self.runtime.leader_loop is not None:
+            routers += [routes.letters, routes.positions]
+        return [route for router in routers for route in router.routes]
 
     async def _apply_again(self, view: View, _: Connection, events: Sequence[Received]) -> None:
         """Apply dead letters of a view, which has transactions of its own."""

@@ -13,23 +13,25 @@ from typing import Annotated, Any, Final
 import msgspec
 from fastapi import Depends, FastAPI, Request
 from fastapi.routing import APIRoute, iter_route_contexts
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from slipway_common.base.ids import LEASE_TOKEN, WORKER_TOKEN, hash_secret
 from slipway_common.database.postgres import Connection
 from slipway_common.web.limits import Counted, limits_of
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database
-from slipway_common.web.tokens import Token, Tokens
+from slipway_common.web.tokens import Token, Tokens, secret_of
 
 IMPLIED_BY: Final = {"read:metrics": "read", "read": "read:settings", "read:settings": "declaration:write"}
 """Read scopes that another scope includes: who may declare settings may read them."""
-_bearer = HTTPBearer(auto_error=False, scheme_name="token", description="Token of the services' tokens file")
-_worker_bearer = HTTPBearer(
-    auto_error=False, scheme_name="workerToken", description="Token that a worker gets at its registration"
-)
-Bearer = HTTPAuthorizationCredentials | None
-Credentials = Annotated[Bearer, Depends(_bearer)]
+
+
+def bearer_scheme(name: str, description: str) -> dict[str, dict[str, str]]:
+    """Security scheme of an OpenAPI document for tokens of one kind."""
+    return {name: {"type": "http", "description": description, "scheme": "bearer"}}
+
+
+TOKEN_SCHEME: Final = bearer_scheme("token", "Token of the services' tokens file")
+WORKER_SCHEME: Final = bearer_scheme("workerToken", "Token that a worker gets at its registration")
 
 
 def allows(scopes: Iterable[str], wanted: str) -> bool:
@@ -107,8 +109,8 @@ def _parameters(*texts: str) -> set[str]:
 
 
 class Access:
-    """Access to a route, as one of its dependencies. `security` is what the OpenAPI document says about it, with the
-    `schemes` that none of its dependencies declares."""
+    """Access to a route, as one of its dependencies. `security` is what the OpenAPI document says about it, by the
+    `schemes` that it defines."""
 
     security: Sequence[dict[str, list[str]]] = ()
     schemes: Mapping[str, dict[str, str]] = {}
@@ -128,22 +130,24 @@ class Needs(Access):
     """Access by a token with one of these scopes; names in braces are parameters of the path. Gives its name. Requests
     of a route that is not `limited` are no part of those that a token may send."""
 
+    schemes: Mapping[str, dict[str, str]] = TOKEN_SCHEME
+
     def __init__(self, *scopes: str, limited: bool = True) -> None:
         self.scopes = scopes
         self.limited = limited
         self.parameters = _parameters(*scopes)
-        self.security = [{_bearer.scheme_name: [scope]} for scope in scopes]
+        self.security = [{name: [scope]} for name in TOKEN_SCHEME for scope in scopes]
 
-    async def __call__(self, request: Request, credentials: Credentials) -> Any:
-        return self.caller(request, credentials).name
+    async def __call__(self, request: Request) -> Any:
+        return self.caller(request).name
 
-    def caller(self, request: Request, credentials: Bearer) -> Caller:
+    def caller(self, request: Request) -> Caller:
         """The caller. Raises Problem 401 without a known token, 403 if none of the scopes can be met, and 429 if the
         token has sent too many requests."""
         given: dict[str, Any] = request.path_params
         missing = {name: f"{{{name}}}" for name in self.parameters if name not in given}
         wanted = [scope.format(**given | missing) for scope in self.scopes]
-        token = _identified(request, credentials, wanted)
+        token = _identified(request, wanted)
         if self.limited:
             limits_of(request).take(Counted.TOKEN, token.name)
         if any(allows(token.scopes, scope) for scope in wanted):
@@ -158,8 +162,8 @@ class NeedsCaller(Needs):
     """Access by a token with one of these scopes. Gives the caller, whom the route asks about parameters that are not
     in the path, and about further scopes."""
 
-    async def __call__(self, request: Request, credentials: Credentials) -> Any:
-        return self.caller(request, credentials)
+    async def __call__(self, request: Request) -> Any:
+        return self.caller(request)
 
 
 OwnerOf = Callable[[Connection, str, str], Awaitable[str | None]]
@@ -174,8 +178,8 @@ class NeedsOwner(Needs):
         super().__init__(scope, f"{scope}:{{owner}}")
         self.kind, self.parameter = kind, parameter
 
-    async def __call__(self, request: Request, credentials: Credentials) -> Any:
-        caller = self.caller(request, credentials)
+    async def __call__(self, request: Request) -> Any:
+        caller = self.caller(request)
         if not caller.allowed:
             owner_of: OwnerOf = request.app.state.owner_of
             async with (await database(request)).acquire() as db:
@@ -189,19 +193,21 @@ class OwnWorker(Access):
     """Access by a worker's own token, whose requests are `counted`. Gives the hash of the token, which the route
     compares with that of the worker in its path."""
 
-    security = ({_worker_bearer.scheme_name: []},)
+    schemes = WORKER_SCHEME
+    security = tuple({name: []} for name in WORKER_SCHEME)
 
     def __init__(self, counted: Counted = Counted.WORKER) -> None:
         self.counted = counted
 
-    async def __call__(self, request: Request, credentials: Annotated[Bearer, Depends(_worker_bearer)]) -> str:
-        if credentials is None:
+    async def __call__(self, request: Request) -> str:
+        secret = secret_of(request.headers)
+        if not secret:
             detail = "send the token that the worker got at its registration as 'Authorization: Bearer …'"
             raise Problem(401, "no-token", "The token of the worker is required", detail)
-        if not credentials.credentials.startswith(WORKER_TOKEN):
+        if not secret.startswith(WORKER_TOKEN):
             detail = "only the worker itself uses this route; `slipway worker` has commands for people"
             raise Problem(403, "foreign-token", "The token does not belong to this worker", detail)
-        token_sha256 = hash_secret(credentials.credentials)
+        token_sha256 = hash_secret(secret)
         limits_of(request).take(self.counted, token_sha256)
         return token_sha256
 
@@ -243,12 +249,12 @@ def open_paths(app: FastAPI) -> frozenset[str]:
     return frozenset(path for _, path, access in declared(app) if isinstance(access, Open))
 
 
-def _identified(request: Request, credentials: Bearer, wanted: Sequence[str]) -> Token:
+def _identified(request: Request, wanted: Sequence[str]) -> Token:
     """Token of the request. Raises Problem 401 if it is absent or unknown, 403 if it is a worker's or a lease's."""
-    if credentials is None:
+    secret = secret_of(request.headers)
+    if not secret:
         detail = f"send one with the scope {_shown(wanted)} as 'Authorization: Bearer …'; {creating_text(wanted[:1])}"
         raise Problem(401, "no-token", "A token is required", detail, needed=_shown(wanted[:1]))
-    secret = credentials.credentials
     if secret.startswith(WORKER_TOKEN):
         detail = "for all else use a token of the services' tokens file"
         raise Problem(403, "worker-token", "The token of a worker reaches its own worker only", detail)

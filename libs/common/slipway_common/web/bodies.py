@@ -1,10 +1,11 @@
 """Bodies of requests. A route declares its body as a parameter `Body[T]` or `Report[T]`, where `T` is a type of
-slipway_api. It is decoded after the access of the caller was checked, which is the first dependency of every route.
+slipway_api. It is decoded after the access of the caller was checked, just before the route is called.
 
 The fields of a body are all known, since an ignored one would change what a request means. A report tells what has
 happened: unknown fields of a newer reporter are ignored and counted.
 """
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from enum import Enum
 from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
 
 import msgspec
-from fastapi import Depends, Request
+from fastapi import Request
 from msgspec.inspect import (
     DictType,
     EnumType,
@@ -44,6 +45,7 @@ BOUNDS: Final = {"<=": "at most", ">=": "at least"}
 NO_TIME: Final = "Invalid RFC3339 encoded datetime"
 TIMESTAMP: Final = 'a timestamp such as "2026-01-05T09:59:58Z"'
 SHOWN_MAX: Final = 20
+REQUEST: Final = "request"
 NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -58,19 +60,22 @@ Body = Annotated[T, UnknownFields.REFUSED]
 Report = Annotated[T, UnknownFields.COUNTED]
 
 
-class Decoded:
-    """The decoded body of a request, as a dependency of its route. Raises Problem 400 for what is no JSON, and 422 with
-    the place of the first part that is not valid, and its remedy."""
+class DeclaredBody:
+    """The body of a route as it is declared. Raises TypeError for a Body whose type ignores unknown fields."""
 
-    def __init__(self, type_: type[Any], unknown_fields: UnknownFields) -> None:
+    def __init__(self, name: str, type_: type[Any], unknown_fields: UnknownFields) -> None:
         if unknown_fields is UnknownFields.REFUSED and not _is_closed(type_):
             raise TypeError(f"{type_} ignores unknown fields: forbid them, or declare a Report")
+        self.name = name
+        """Name of the parameter."""
         self.type = type_
         self._counts = unknown_fields is UnknownFields.COUNTED
         self._decode = BodyDecoder(type_).decode
         self._type = type_info(type_)
 
-    async def __call__(self, request: Request) -> Any:
+    async def read(self, request: Request) -> Any:
+        """The decoded body of a request. Raises Problem 400 for what is no JSON, and 422 with the place of the first
+        part that is not valid, and its remedy."""
         body = await request.body()
         decoded = self._decode(body)
         if self._counts:
@@ -129,21 +134,36 @@ def invalid(error: str, type_: type[Any]) -> Problem:
     return Problem(422, "invalid-request", "The request is not valid", f"{where}: {reason}", errors=errors)
 
 
-def with_bodies(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """The endpoint of a route, whose bodies FastAPI takes for dependencies, after all others."""
+def with_body(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """The endpoint of a route, which is called with its decoded body after all that it depends on."""
     signature = inspect.signature(endpoint, eval_str=True)
-    others, bodies = [], []
-    for parameter in signature.parameters.values():
-        by_name = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+    body, own_request, others = None, None, []
+    for name, parameter in signature.parameters.items():
         unknown_fields = _unknown_fields(parameter.annotation)
         if unknown_fields is None:
-            others.append(by_name)
+            others.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            own_request = name if parameter.annotation is Request else own_request
         else:
-            type_ = get_args(parameter.annotation)[0]
-            bodies.append(by_name.replace(annotation=Annotated[type_, Depends(Decoded(type_, unknown_fields))]))
-    if bodies:
-        endpoint.__signature__ = signature.replace(parameters=[*others, *bodies])  # type: ignore[attr-defined]
-    return endpoint
+            body = DeclaredBody(name, get_args(parameter.annotation)[0], unknown_fields)
+    if body is None:
+        return endpoint
+    request_name, declared = own_request or REQUEST, body
+    if own_request is None:
+        others.append(inspect.Parameter(REQUEST, inspect.Parameter.KEYWORD_ONLY, annotation=Request))
+
+    @functools.wraps(endpoint)
+    async def called(**arguments: Any) -> Any:
+        request = arguments[request_name] if own_request else arguments.pop(request_name)
+        return await endpoint(**arguments, **{declared.name: await declared.read(request)})
+
+    called.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+    called.declared_body = body  # type: ignore[attr-defined]
+    return called
+
+
+def declared_body(endpoint: Callable[..., Any]) -> DeclaredBody | None:
+    """The body of an endpoint that `with_body` gave."""
+    return getattr(endpoint, "declared_body", None)
 
 
 def _unknown_fields(annotation: Any) -> UnknownFields | None:

@@ -24,6 +24,7 @@ from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import LEASE_TOKEN, WORKER_TOKEN, hash_secret
 from slipway_common.observability.metrics import counter
 from slipway_common.web.problem import Problem, answer
+from slipway_common.web.tokens import secret_of
 
 LIMITED: Final = counter("slipway_requests_limited_total")
 TOKEN_BURST_SECONDS: Final = 10
@@ -174,7 +175,7 @@ def _check(scope: Any) -> None:
     state, path = scope["app"].state, scope["path"]
     limits: CallerLimits = state.limits
     counted: Counted | None = state.counted_of_workers.get(path.rpartition("/")[2])
-    if counted is not None and (secret := _secret(scope)).startswith(WORKER_TOKEN):
+    if counted is not None and (secret := secret_of(Headers(scope=scope))).startswith(WORKER_TOKEN):
         if wait_seconds := limits.wait_seconds(counted, hash_secret(secret)):
             raise too_many(counted, wait_seconds)
         return
@@ -183,15 +184,9 @@ def _check(scope: Any) -> None:
         raise too_many(Counted.ADDRESS, wait_seconds)
 
 
-def _secret(scope: Any) -> str:
-    """Token of a request; empty without one."""
-    scheme, _, secret = Headers(scope=scope).get("authorization", "").partition(" ")
-    return secret if scheme.lower() == "bearer" else ""
-
-
 def _may_be_valid(state: Any, path: str, scope: Any) -> bool:
     """True for a request that needs no token, or has a valid one, as far as can be told without the database."""
-    secret = _secret(scope)
+    secret = secret_of(Headers(scope=scope))
     if not secret:
         return path in state.open_paths
     token = None if secret.startswith((WORKER_TOKEN, LEASE_TOKEN)) else state.tokens.find(secret)

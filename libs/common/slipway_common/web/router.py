@@ -7,11 +7,11 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 
 from slipway_common.web.answers import Untyped, declared_answers
-from slipway_common.web.bodies import Decoded, with_bodies
+from slipway_common.web.bodies import declared_body, with_body
 
 
 class Router(APIRouter):
-    """Routes that declare their answers by what they return, and their bodies as `Body` or `Report`."""
+    """Routes that declare their answers by what they return, and their body as `Body` or `Report`."""
 
     def add_api_route(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         answers = declared_answers(endpoint)
@@ -19,7 +19,7 @@ class Router(APIRouter):
             options["response_model"] = None
         if isinstance(answers, dict):
             options["status_code"] = min(answers)
-        super().add_api_route(path, with_bodies(endpoint), **options)
+        super().add_api_route(path, with_body(endpoint), **options)
 
 
 class TypedRoute(NamedTuple):
@@ -50,7 +50,7 @@ def typed_routes(app: FastAPI) -> Iterator[TypedRoute]:
     for route in iter_route_contexts(app.routes):
         original = route.original_route
         if isinstance(original, APIRoute):
-            bodies = [one.call.type for one in route.dependant.dependencies if isinstance(one.call, Decoded)]
+            body = declared_body(original.endpoint)
             answers = declared_answers(original.endpoint)
             for method in sorted(route.methods or ()):
                 yield TypedRoute(
@@ -58,6 +58,6 @@ def typed_routes(app: FastAPI) -> Iterator[TypedRoute]:
                     str(route.path_format),
                     original.endpoint,
                     answers,
-                    bodies[0] if bodies else None,
+                    body.type if body is not None else None,
                     original.include_in_schema,
                 )

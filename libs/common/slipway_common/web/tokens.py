@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
+from starlette.datastructures import Headers
 
 from slipway_api.limits import NAME, Name
 from slipway_common.base.clock import utc_now
@@ -22,6 +23,12 @@ from slipway_common.observability.telemetry import TOKENS_REFUSED, logger
 
 LOG = logger(__name__)
 HASH: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def secret_of(headers: Headers) -> str:
+    """Token that a request was sent with; empty without one."""
+    scheme, _, secret = headers.get("authorization", "").partition(" ")
+    return secret.strip() if scheme.lower() == "bearer" else ""
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

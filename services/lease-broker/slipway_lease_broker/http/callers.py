@@ -13,23 +13,19 @@ from slipway_common.base.ids import LEASE_TOKEN, hash_secret
 from slipway_common.database.postgres import Database
 from slipway_common.declaration.changes import ForeignOwner
 from slipway_common.web import access
-from slipway_common.web.access import Credentials, Needs, NeedsCaller
+from slipway_common.web.access import Needs, NeedsCaller
 from slipway_common.web.limits import Counted, limits_of
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, reports_database
-from slipway_common.web.tokens import Token
+from slipway_common.web.tokens import Token, secret_of
 from slipway_lease_broker.domain.holders import holder_of
 from slipway_lease_broker.http.call import BoundLease, Call
 from slipway_lease_broker.store import leases, pools
 
 FUTURE_SECONDS_MAX: Final = 60.0
-LEASE_TOKEN_SCHEME: Final = {
-    "leaseToken": {
-        "type": "http",
-        "description": "Token bound to a lease, for the command that runs under it",
-        "scheme": "bearer",
-    }
-}
+LEASE_TOKEN_SCHEME: Final = access.bearer_scheme(
+    "leaseToken", "Token bound to a lease, for the command that runs under it"
+)
 CLOCKS: Final[dict[str, Callable[[str], datetime]]] = {
     "Slipway-Sent-At": datetime.fromisoformat,
     "Date": parsedate_to_datetime,
@@ -42,15 +38,15 @@ class NeedsCall(NeedsCaller):
 
     connections = staticmethod(database)
 
-    async def __call__(self, request: Request, credentials: Credentials) -> Call:
-        return called(request, self.caller(request, credentials), await self.connections(request))
+    async def __call__(self, request: Request) -> Call:
+        return called(request, self.caller(request), await self.connections(request))
 
 
 class NeedsOperator(NeedsCall):
     """Access by a token with a scope, or with that scope for the owner of the lease pool that the path names."""
 
-    async def __call__(self, request: Request, credentials: Credentials) -> Call:
-        call = await super().__call__(request, credentials)
+    async def __call__(self, request: Request) -> Call:
+        call = await super().__call__(request)
         if not call.caller.allowed:
             async with call.database.acquire() as db:
                 found = await pools.declared(db, [request.path_params["lease_pool_id"]])
@@ -70,21 +66,21 @@ class NeedsLease(NeedsHold):
     lease in the path the route compares the lease. Raises Problem 401 for an unknown token, also of a lease that ended
     a while ago, and 403 for that of another lease."""
 
-    schemes = LEASE_TOKEN_SCHEME
-
     def __init__(self, *scopes: str, limited: bool = True) -> None:
         super().__init__(*scopes, limited=limited)
-        by_lease: list[dict[str, list[str]]] = [{name: []} for name in self.schemes]
+        self.schemes = {**self.schemes, **LEASE_TOKEN_SCHEME}
+        by_lease: list[dict[str, list[str]]] = [{name: []} for name in LEASE_TOKEN_SCHEME]
         self.security = [*self.security, *by_lease]
 
-    async def __call__(self, request: Request, credentials: Credentials) -> Call:
-        if credentials is None or not credentials.credentials.startswith(LEASE_TOKEN):
-            return await super().__call__(request, credentials)
-        lease_id = credentials.credentials.removeprefix(LEASE_TOKEN).rpartition(".")[0]
+    async def __call__(self, request: Request) -> Call:
+        secret = secret_of(request.headers)
+        if not secret.startswith(LEASE_TOKEN):
+            return await super().__call__(request)
+        lease_id = secret.removeprefix(LEASE_TOKEN).rpartition(".")[0]
         caller = access.Caller(Token(name="", sha256="", scopes=[]), self.scopes)
         nobody = called(request, caller, await self.connections(request))
         found = await leases.named(nobody.database, [lease_id])
-        digest, now = hash_secret(credentials.credentials), await pools.clock(nobody.database)
+        digest, now = hash_secret(secret), await pools.clock(nobody.database)
         holder = holder_of(found[0], digest, now) if found else None
         if holder is None:
             detail = "the lease has ended, was taken over by another process, or has a newer token"
