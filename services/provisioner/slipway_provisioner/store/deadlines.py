@@ -127,14 +127,19 @@ WHERE d.pending_since < (SELECT since FROM overdue)
             AND (q.claimed_seen_at >= w.idle_since OR (q.claimed IS NULL AND q.ended_at IS NULL)))))
 GROUP BY w.id, w.idle_since ORDER BY w.id LIMIT 200"""
 # Only pools whose boot evidence is `register` have an agent that sends heartbeats.
-_SENDING_HEARTBEATS: Final = f"""(
-    SELECT w.id, w.account_id, w.last_seen_at, c.unresponsive_seconds FROM (
-        SELECT id, account_id, launch_config_id, last_seen_at FROM worker
-        WHERE state NOT IN ({states(ENDED)}) AND ({Statement(in_states(REGISTERED) | FINISHING).text})
-            AND {{given}} OFFSET 0) AS w
-    {_revision(boot_evidence="c.boot_evidence", unresponsive_seconds=seconds("unresponsive_seconds"))}
-    WHERE c.boot_evidence = 'register') AS w"""
-_OF_ACCOUNTS: Final = _SENDING_HEARTBEATS.format(given="account_id = ANY($2)")
+_HEARTBEATS: Final = "boot_evidence = 'register'"
+_REGISTERED: Final = f"""
+    SELECT id, account_id, launch_config_id, last_seen_at FROM worker
+    WHERE state NOT IN ({states(ENDED)}) AND ({Statement(in_states(REGISTERED) | FINISHING).text})"""
+# Of whole accounts, whose revisions are read once.
+_REVISIONS: Final = f"""
+WITH revision AS MATERIALIZED (
+    SELECT c.id, {seconds("unresponsive_seconds")} AS unresponsive_seconds
+    FROM launch_config c JOIN launch_config_name n ON n.name = c.name
+    WHERE c.account_id = ANY($2) AND c.state <> 'archived' AND c.{_HEARTBEATS})"""
+_OF_ACCOUNTS: Final = f"""(
+    SELECT w.id, w.account_id, w.last_seen_at, c.unresponsive_seconds FROM ({_REGISTERED}
+        AND account_id = ANY($2) OFFSET 0) AS w JOIN revision c ON c.id = w.launch_config_id) AS w"""
 _UNRESPONSIVE: Final = """w.last_seen_at < slipway_clock() - w.unresponsive_seconds * interval '1 s'
     AND uptime_since(w.last_seen_at) > w.unresponsive_seconds"""
 # Bounded on both sides: of a comparison with an unknown time the server expects a third of all workers, and reads all.
@@ -142,11 +147,14 @@ _OUT_OF_CONTACT: Final = "contact_period >= '-infinity' AND contact_period < (SE
 UNRESPONSIVE_ACCOUNTS: Final = f"""
 WITH overdue AS (SELECT slipway_clock() - {shortest("unresponsive_seconds")} * interval '1 s' AS since)
 SELECT id FROM account WHERE mass_unresponsive UNION
-SELECT w.account_id FROM {_SENDING_HEARTBEATS.format(given=_OUT_OF_CONTACT)}
+SELECT w.account_id FROM (
+    SELECT w.account_id, w.last_seen_at, c.unresponsive_seconds FROM ({_REGISTERED} AND {_OUT_OF_CONTACT} OFFSET 0) AS w
+    {_revision(boot_evidence="c.boot_evidence", unresponsive_seconds=seconds("unresponsive_seconds"))}
+    WHERE c.{_HEARTBEATS}) AS w
 WHERE {_UNRESPONSIVE}"""
-UNRESPONSIVE: Final = f"""
+UNRESPONSIVE: Final = f"""{_REVISIONS}
 SELECT w.id::text, w.last_seen_at FROM {_OF_ACCOUNTS} WHERE {_UNRESPONSIVE} ORDER BY w.id LIMIT 200"""
-WITHOUT_CONTACT: Final = f"""
+WITHOUT_CONTACT: Final = f"""{_REVISIONS}
 SELECT a.id AS account_id, a.mass_unresponsive AS kept, count(w.id)::int AS registered,
     (count(w.id) FILTER (WHERE w.last_seen_at < slipway_clock() - w.unresponsive_seconds * $3::float8 * interval '1 s'
         AND uptime_since(w.last_seen_at) > w.unresponsive_seconds * $3))::int AS without_contact

@@ -51,11 +51,13 @@ OPEN_CALLS: Final = _UNKNOWN.format(
     SELECT FROM worker w WHERE w.batch_id = b.id AND w.state IN ({states(IN_FLIGHT["launch"])}))"""
 )
 RETIRED_CALLS: Final = _UNKNOWN.format(condition="a.retired")
-# Workers that can still be asked to stop get the grace period.
+# Workers that can still be asked to stop get the grace period. They are looked up by their account, since there are
+# seldom retired ones.
 RETIRED_WORKERS: Final = f"""
-SELECT w.id::text FROM worker w WHERE w.account_id = ANY (ARRAY(SELECT id FROM account WHERE retired))
-    AND w.state IN ({states(ASKED_TO_STOP)}) AND w.instance_id IS NOT NULL
-    AND (w.registered_at IS NULL OR uptime_since(w.stopping_at) > $1)
+SELECT w.id::text FROM account a CROSS JOIN LATERAL (
+    SELECT id, registered_at, stopping_at FROM worker
+    WHERE account_id = a.id AND state IN ({states(ASKED_TO_STOP)}) AND instance_id IS NOT NULL OFFSET 0) AS w
+WHERE a.retired AND (w.registered_at IS NULL OR uptime_since(w.stopping_at) > $1)
 ORDER BY w.id LIMIT 200"""
 _MACHINES: Final = given(*(unreachable_machine.c[name] for name in Machine.__struct_fields__))
 RECORD: Final = Statement(
