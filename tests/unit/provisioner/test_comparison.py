@@ -169,6 +169,15 @@ ACCOUNTS: list[tuple[AccountRow | None, bool, AccountRow, int, str, str, list[st
         [f"account a moves (settings.entry): {MOVES}"],
     ),
     (ACCOUNT, False, replace(ACCOUNT, settings={"entry": "c", "key": "l"}), 2, "", "", []),
+    (
+        ACCOUNT,
+        False,
+        replace(ACCOUNT, provider="other", identity="j"),
+        2,
+        "",
+        "",
+        [f"account a moves (provider: simulated → other, identity: i → j): {MOVES}"],
+    ),
 ]
 
 
@@ -190,9 +199,8 @@ def test_accounts(
     assert (writes.new_accounts, writes.accounts) == (([wanted], []) if before is None else ([], [wanted]))
     assert dangers(writes) == expected
     known = StoredAccount(**asdict(before), removed=gone) if before is not None else None
-    assert comparison.moves(known, wanted) == (
-        before is not None and (wanted is MOVED or wanted.settings["entry"] == "d")
-    )
+    moves = wanted is MOVED or wanted.settings["entry"] == "d" or wanted.identity == "j"
+    assert comparison.moves(known, wanted) == (before is not None and moves)
 
 
 def test_an_account_of_another_owner() -> None:
@@ -241,6 +249,16 @@ def test_a_removed_pool_drains_its_launch_configs() -> None:
         "",
     )
     assert [made["id"] for made in history.changes] == ["linux", "one", "two"]
+    shown = {name: value for name, value in asdict(POOL).items() if name not in ("id", "spec", "spec_digest")}
+    assert writes.audit[0] == AuditedChange(
+        kind=AuditedKind.POOL, subject_id="linux", result="archived", before=shown, after=None
+    )
+
+
+def test_a_pool_without_launch_configs_is_removed() -> None:
+    writes = removed(stored())
+    assert (writes.removed_pools, writes.removed_names, writes.drains) == (["linux"], [], [])
+    assert dangers(writes) == ["worker pool linux is removed"]
 
 
 @pytest.mark.parametrize(

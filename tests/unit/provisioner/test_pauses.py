@@ -50,6 +50,13 @@ def test_pauses_that_count_against_a_source(source: str, others: list[Pausable],
     assert share_problem(source, "a", pool(*others), NOW, RULES) == expected
 
 
+def test_a_named_source_has_its_own_share() -> None:
+    rules = Rules(sources={"named": Source(max_share=0.75)}, unnamed=Source(max_share=0.25))
+    configs = pool(paused("b", "signal:named"), paused("c", "signal:named"))
+    assert share_problem("named", "a", configs, NOW, rules) == ""
+    assert "at most 25%" in share_problem("one", "a", pool(paused("b", "signal:one")), NOW, rules)
+
+
 def test_only_declared_launch_configs_of_the_pool_count() -> None:
     """Neither those of another pool, nor those that were removed."""
     elsewhere = [config(name, pool_id="q") for name in "efgh"]
