@@ -203,9 +203,19 @@ def test_accounts(
     assert comparison.moves(known, wanted) == (before is not None and moves)
 
 
+def test_each_account_that_moves_is_a_danger() -> None:
+    """Of those that have machines, as far as they are counted."""
+    rows = {id_: StoredAccount(**asdict(replace(ACCOUNT, id=id_)), removed=False) for id_ in "abc"}
+    seen = Snapshot(accounts=rows, pools={}, names={}, revisions={})
+    found = Comparison(REQUEST, seen, NOW, {}, {"a": 1, "b": 2})
+    for id_ in "abc":
+        found.account(replace(MOVED, id=id_), ())
+    assert [str(danger).partition(" (")[0] for danger in found.writes.dangers] == ["account a moves", "account b moves"]
+
+
 def test_an_account_of_another_owner() -> None:
     theirs = replace(ACCOUNT, owner="b.yaml")
-    with pytest.raises(OwnedByAnother):
+    with pytest.raises(OwnedByAnother, match=r"account a belongs to b\.yaml"):
         account_writes(ACCOUNT, theirs)
     (made,) = account_writes(ACCOUNT, theirs, request=replace(REQUEST, adopt=True)).changes
     assert (made.result, made.detail) == ("updated", "owner: b.yaml → a.yaml")
