@@ -488,6 +488,14 @@ def test_a_tripped_revision_without_a_healthy_fallback(
     assert (OLD in made.tripping()) == (fallback is not None)
 
 
+def test_a_new_launch_config_whose_credential_is_tripped() -> None:
+    """It replaces nothing, which would share the credential."""
+    (made,) = compared([config(), config("two")], stored(config())).replacements
+    assert made.replaced is None
+    tripped = {"credential/a": "expired"}
+    assert [str(danger) for danger in guard.of_replacement(made, tripped)] == ["two@111111 is tripped: expired"]
+
+
 def test_terms_of_replacements_are_confirmed_with_the_changes() -> None:
     """The digest covers them, and what is declared."""
     seen = stored(config())

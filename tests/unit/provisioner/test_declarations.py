@@ -176,6 +176,11 @@ def test_removed_entries() -> None:
     assert list(ownership.removed(absent, rows, Request(by="ann", prune=True))) == []
 
 
+def test_an_index_has_two_sections() -> None:
+    index = Index(accounts={"a": Known("x", "1")}, pools={"p": Known("y", "2")}, regions={})
+    assert [index.of(section) for section in ("accounts", "worker_pools")] == [index.accounts, index.pools]
+
+
 def test_a_caller_changes_what_its_owners_have() -> None:
     """Neither takes another owner's object over nor removes it, whatever the request says."""
     bound = Request(by="ann", adopt=True, prune=True, owners=("a*",))
