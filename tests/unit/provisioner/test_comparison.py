@@ -436,6 +436,24 @@ def test_a_maximum_of_a_launch_config(before: int | None, after: int | None, ser
     assert dangers(compared([config(max_capacity=after)], seen, workers={OLD: serving})) == expected
 
 
+def test_a_launch_config_that_comes_back_has_lost_no_maximum() -> None:
+    assert dangers(compared([config(max_capacity=9)], stored(config(max_capacity=4), deleted=True))) == []
+
+
+#    deadlines before and after, as they are shown
+DEADLINES: list[tuple[dict[str, float], dict[str, float], str]] = [
+    ({"boot": 60.0}, {"boot": 90.0}, "deadlines.boot: 60.0 → 90.0"),
+    ({"boot": 60.0}, {"boot": 60.0, "claim": 5.0}, "deadlines.claim: none → 5.0"),
+    ({"boot": 60.0, "claim": 5.0}, {"boot": 61.0}, "deadlines.boot: 60.0 → 61.0, deadlines.claim: 5.0 → none"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "detail"), DEADLINES)
+def test_deadlines_that_differ_are_shown(before: dict[str, float], after: dict[str, float], detail: str) -> None:
+    (change,) = compared([config(deadlines=after)], stored(config(deadlines=before))).changes
+    assert change.detail == detail
+
+
 @pytest.mark.parametrize(
     ("changes", "serving", "expected"),
     [
