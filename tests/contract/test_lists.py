@@ -69,6 +69,16 @@ SELECT {START}, id::uuid, 'p', 'c', 'i', 'k' FROM unnest($1::text[]) AS g (id)""
         "worker_id::text",
         shown=lambda row: str(row["worker_id"]),
     ),
+    "error totals": Listed(
+        "/errors/totals?config=c",
+        f"""
+INSERT INTO worker_error_hour (launch_config_id, code, hour, pool_id, number)
+SELECT 'c', id, {START}, 'p', 1 FROM unnest($1::text[]) AS g (id)""",
+        "UPDATE worker_error_hour SET number = number + 1 WHERE code = ANY ($1)",
+        "worker_error_hour",
+        "code",
+        shown=lambda row: str(row["code"]),
+    ),
     "demand": Listed(
         "/demand?pool=linux",
         f"""
@@ -158,7 +168,9 @@ async def test_each_lease_is_listed_once_and_in_order(world: World) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["x", "bm9uZQ", "W10", "WyIwMDAwIl0", "WzFd", "eyJhIjoxfQ", "é", "%00", "a" * 1_999])
-@pytest.mark.parametrize("path", ["/workers", "/pools/linux/decisions", "/demand", "/errors", "/dead-letters"])
+@pytest.mark.parametrize(
+    "path", ["/workers", "/pools/linux/decisions", "/demand", "/errors", "/errors/totals", "/dead-letters"]
+)
 async def test_what_is_no_cursor_is_refused(provisioner: Provisioner, path: str, cursor: str) -> None:
     await provisioner.declare(declared())
     async with provisioner.client() as client:

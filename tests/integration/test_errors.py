@@ -52,8 +52,8 @@ async def test_errors_are_listed_and_counted(provisioner: Provisioner) -> None:
     assert of_one == rows[1:2]
     assert "hunter2" not in str(rows)
     assert [(row["launch_config_id"], row["code"], row["number"], row["hour"][11:16]) for row in totals] == [
-        (revision_id(), "disk-full", 1, "13:00"),
         (revision_id(), "no-network", 1, "13:00"),
+        (revision_id(), "disk-full", 1, "13:00"),
         (revision_id(), "disk-full", 1, "12:00"),
     ]
     assert [(row["code"], row["number"], row["sample"]) for row in config["recent_errors"]] == [

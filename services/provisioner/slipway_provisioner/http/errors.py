@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from fastapi import Depends, Query
+from fastapi import Depends
 
-from slipway_api.http.pages import Items, Page
+from slipway_api.http.pages import Page
 from slipway_api.http.provisioner.workers import ErrorTotal, WorkerError
 from slipway_common.database.places import NEWEST, Newest
 from slipway_common.database.postgres import Database
@@ -21,7 +21,6 @@ from slipway_provisioner.store import errors
 
 router = Router(prefix="/errors", tags=["workers"])
 DatabaseDep = Annotated[Database, Depends(database)]
-Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @router.get("", dependencies=[READ])
@@ -51,9 +50,12 @@ async def list_totals(
     pool: Name | None = None,
     config: Name | None = None,
     since: Moment | None = None,
-    limit: Limit = 1000,
-) -> Answer[Items[ErrorTotal]]:
+    limit: pages.Limit = 100,
+    cursor: pages.Cursor = None,
+) -> Answer[Page[ErrorTotal]]:
     """List the number of errors per launch config, code and hour, newest hours first. They are kept for 60 days."""
+    after = pages.after(cursor, errors.LAST_HOUR)
+    filters = {"pool_id": pool, "launch_config_id": config}
     async with db.acquire() as connection:
-        rows = await errors.totals(connection, pool_id=pool, launch_config_id=config, since=since, limit=limit)
-    return Answer(Items(items=rows))
+        rows = await errors.totals(connection, **filters, since=since, after=after, limit=limit + 1)
+    return pages.page(rows, limit, lambda row: errors.HourPlace(row.hour, row.launch_config_id, row.code))

@@ -2,14 +2,14 @@
 code and hour."""
 
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from slipway_api.http.provisioner.launch_configs import FrequentError
 from slipway_api.http.provisioner.workers import ErrorTotal, WorkerError
-from slipway_common.database.places import LAST_NUMBER
+from slipway_common.database.places import LAST_NUMBER, LAST_TIME, Text
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, beyond, matches, not_before
 from slipway_provisioner.domain.workers import Worker
@@ -55,8 +55,13 @@ LISTED: Final = Statement(
 )
 TOTALS: Final = Statement(
     sa.select(H.hour, H.pool_id, H.launch_config_id, H.code, H.number)
-    .where(matches(H.pool_id, "pool_id"), matches(H.launch_config_id, "launch_config_id"), not_before(H.hour, "since"))
-    .order_by(H.hour.desc(), H.number.desc(), H.launch_config_id, H.code)
+    .where(
+        matches(H.pool_id, "pool_id"),
+        matches(H.launch_config_id, "launch_config_id"),
+        not_before(H.hour, "since"),
+        beyond({"hour": H.hour, "config": H.launch_config_id, "code": H.code}, descending=True),
+    )
+    .order_by(H.hour.desc(), H.launch_config_id.desc(), H.code.desc())
     .limit(sa.bindparam("limit", type_=sa.Integer))
 )
 RECENT: Final = f"""
@@ -115,11 +120,29 @@ async def listed(
     return [WorkerError(**row) for row in await db.fetch(LISTED.text, *arguments)]
 
 
+class HourPlace(NamedTuple):
+    """Place in the list of numbers of errors."""
+
+    hour: datetime
+    config: Text
+    code: Text
+
+
+LAST_HOUR: Final = HourPlace(LAST_TIME, "", "")
+
+
 async def totals(
-    db: Connection, *, pool_id: str | None, launch_config_id: str | None, since: datetime | None, limit: int
+    db: Connection,
+    *,
+    pool_id: str | None,
+    launch_config_id: str | None,
+    since: datetime | None,
+    after: HourPlace = LAST_HOUR,
+    limit: int,
 ) -> list[ErrorTotal]:
-    """Numbers of errors per launch config, code and hour, newest hours first."""
-    arguments = TOTALS.arguments(pool_id=pool_id, launch_config_id=launch_config_id, since=since, limit=limit)
+    """Numbers of errors per launch config, code and hour, newest hours first, from the one after that place."""
+    filters = {"pool_id": pool_id, "launch_config_id": launch_config_id}
+    arguments = TOTALS.arguments(**filters, since=since, **after._asdict(), limit=limit)
     return [ErrorTotal(**row) for row in await db.fetch(TOTALS.text, *arguments)]
 
 

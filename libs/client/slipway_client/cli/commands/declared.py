@@ -1,14 +1,13 @@
 """`slipway apply` and `slipway diff`: the deployment as declared in files."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 import typer
 
-from slipway_api.http.declaration import Change
 from slipway_api.http.lease_pools import DeclaredLeasePools
 from slipway_api.http.provisioner.declaration import DeclarationResult
 from slipway_api.http.provisioner.launch_configs import LaunchConfig
@@ -22,7 +21,7 @@ from slipway_client.cli.confirming import (
 )
 from slipway_client.cli.options import AsOutput, DrainFor, Replace, Terminate, api_of, now, roll_out
 from slipway_client.cli.replaced import Replacement, current_revisions, lines, names_of, replacements, with_replacements
-from slipway_client.cli.tables import Output, as_json, table
+from slipway_client.cli.tables import Output, as_json, show, table
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api, Parameter
 from slipway_common.base.sanitize import printable
@@ -89,7 +88,7 @@ def apply(
     """
     api = api_of(context).within(TIMEOUT_SECONDS)
     if if_empty and api.items(LaunchConfig, "provisioner", "/launch-configs", all=True):
-        _show_changes([], output, nothing=DECLARED_ALREADY)
+        show([], (), output, nothing=DECLARED_ALREADY)
         return
     planned = _Plan(api, _read(files, from_, speed, owner), prune, adopt, roll_out(replace, drain_for, terminate))
     if planned.dangers and confirm != planned.digest:
@@ -127,8 +126,7 @@ def diff(
     planned = _Plan(api, _read(files, from_, speed, owner), prune, adopt, roll_out(replace, drain_for, terminate))
     planned.show(output)
     if planned.dangers:
-        lines = confirmation(command_line(context, "apply"), planned.dangers, planned.digest)
-        print(*map(printable, lines), sep="\n", file=sys.stderr)
+        _print(confirmation(command_line(context, "apply"), planned.dangers, planned.digest), sys.stderr)
     if planned.changes:
         raise typer.Exit(DIFFERENCE)
 
@@ -173,17 +171,12 @@ class _Plan:
             as_json(with_replacements(self.changes, replaced))
         else:
             table(self.changes, CHANGE_FIELDS, nothing=NOTHING_TO_CHANGE)
-            print(*map(printable, lines(replaced, now())), sep="\n", end="\n" if replaced else "")
-            print(*map(printable, _first(self.paced, "launches in")), sep="\n", end="\n" if self.paced else "")
-            print(*map(printable, _first(self.costs, "the costs of")), sep="\n", end="\n" if self.costs else "")
-        print(
-            *map(printable, _first(self.unpriced, "launches without a price in")),
-            sep="\n",
-            end="\n" if self.unpriced else "",
-            file=sys.stderr,
-        )
-        print(*map(printable, self.hints), sep="\n", end="\n" if self.hints else "", file=sys.stderr)
-        print(*map(printable, self.previews), sep="\n", end="\n" if self.previews else "", file=sys.stderr)
+            _print(lines(replaced, now()), sys.stdout)
+            _print(_first(self.paced, "launches in"), sys.stdout)
+            _print(_first(self.costs, "the costs of"), sys.stdout)
+        _print(_first(self.unpriced, "launches without a price in"), sys.stderr)
+        _print(self.hints, sys.stderr)
+        _print(self.previews, sys.stderr)
         if self.more:
             print(f"and {self.more:,} more changes, which are not listed", file=sys.stderr)
 
@@ -204,11 +197,9 @@ class _Plan:
                 applied = True
 
 
-def _show_changes(changes: Sequence[Change], output: Output, *, nothing: str) -> None:
-    if output is Output.JSON:
-        as_json(changes)
-    else:
-        table(changes, CHANGE_FIELDS, nothing=nothing)
+def _print(sentences: Iterable[str], to: TextIO) -> None:
+    for sentence in sentences:
+        print(printable(sentence), file=to)
 
 
 def _first(sentences: Sequence[str], about: str) -> list[str]:
