@@ -18,6 +18,7 @@ from slipway_provisioner.domain.comparison import (
     DeclaredPool,
     Fallback,
     Health,
+    NameRow,
     PoolRow,
     Snapshot,
     StoredAccount,
@@ -296,6 +297,31 @@ def test_launch_configs_that_are_left_out(
     assert all(before is not None and before["paused"] for before in of_paused)
 
 
+def test_pools_of_one_declaration() -> None:
+    """The history of each has its own changes, and the audit all fields of what is new."""
+    found = Comparison(REQUEST, Snapshot(accounts={}, pools={}, names={}, revisions={}), NOW, {})
+    for id_ in ("linux", "windows"):
+        configs = (config(f"of-{id_}", pool_id=id_),)
+        found.pool(DeclaredPool(row=replace(POOL, id=id_), configs=configs), ())
+    assert [[made["id"] for made in each.changes] for each in found.writes.history] == [
+        ["linux", "of-linux"],
+        ["windows", "of-windows"],
+    ]
+    of_config = found.writes.audit[1].after
+    assert of_config is not None
+    assert of_config.items() >= HEALTH.items()
+
+
+def test_a_pool_of_another_owner() -> None:
+    with pytest.raises(OwnedByAnother, match=r"worker pool linux belongs to a\.yaml and is also declared by b\.yaml"):
+        compared([config()], stored(config()), row=replace(POOL, owner="b.yaml"))
+
+
+def test_a_pool_without_launch_configs_changes() -> None:
+    (made,) = compared([], stored(), row=replace(POOL, max_capacity=11)).changes
+    assert (made.result, made.detail) == ("updated", "max_capacity: 10 → 11")
+
+
 def test_a_pool_that_is_declared_again() -> None:
     """Its revisions launch again; nothing is noted as replaced, since it had nothing to lose."""
     writes = compared([config("one")], stored(config("one"), deleted=True, state="archived"))
@@ -434,6 +460,12 @@ def test_a_maximum_of_a_launch_config(before: int | None, after: int | None, ser
     """Without its own it has that of its pool."""
     seen = stored(config(max_capacity=before))
     assert dangers(compared([config(max_capacity=after)], seen, workers={OLD: serving})) == expected
+
+
+def test_a_new_launch_config_has_a_row_of_its_name() -> None:
+    own: dict[str, Any] = {"base_weight": 2.0, "price_factor": 3.0, "max_capacity": 4, "task_slots": 5}
+    row = NameRow(name="one", pool_id="linux", current_id=OLD, deadlines={"boot": 60.0}, **own)
+    assert compared([config(**own)]).new_names == [row]
 
 
 def test_a_launch_config_that_comes_back_has_lost_no_maximum() -> None:

@@ -132,8 +132,9 @@ def test_the_body_makes_a_revision_and_the_rest_does_not() -> None:
 
 def test_differences_of_settings() -> None:
     """Only the keys that differ are shown, without their values."""
-    seen = stored(compared(pool("one", one={"settings": {"disk_gb": 40, "key": "k", "old": "x"}})))
-    changed = {"settings": {"disk_gb": 80, "key": "k", "new": {"password": "y"}}}
+    before = {"disk_gb": 40, "key": {"a": "k", "b": "l"}, "old": "x"}
+    seen = stored(compared(pool("one", one={"settings": before})))
+    changed = {"settings": {"disk_gb": 80, "key": {"b": "l", "a": "k"}, "new": {"password": "y"}}}
     (change,) = compared(pool("one", one=changed), seen).changes
     assert change.detail.endswith(", settings.disk_gb: changed, settings.new: added, settings.old: removed")
 
@@ -155,7 +156,7 @@ def test_digests_of_two_contents_differ(settings: list[dict[str, Any]]) -> None:
 
 def test_owners() -> None:
     """An object of another owner is refused, unless it is adopted, nobody's, or given up in the same request."""
-    with pytest.raises(OwnedByAnother, match=r"belongs to b\.yaml and is also declared by a\.yaml"):
+    with pytest.raises(OwnedByAnother, match=r"worker pool p belongs to b\.yaml and is also declared by a\.yaml"):
         ownership.check("worker pool", "p", "b.yaml", "a.yaml", REQUEST, ())
     for owner, request, released in (
         ("", REQUEST, ()),
