@@ -468,6 +468,31 @@ def test_a_new_launch_config_has_a_row_of_its_name() -> None:
     assert compared([config(**own)]).new_names == [row]
 
 
+END_OTHERS: Final = replace(REQUEST, strategy="now", terminate=True)
+#    changes of the launch config, owner, is its pool declared again?, request, is its row written?
+WRITTEN: list[tuple[dict[str, Any], str, bool, Request, bool]] = [
+    ({}, "a.yaml", False, REQUEST, False),
+    ({}, "a.yaml", False, END_OTHERS, True),
+    ({}, "a.yaml", True, REQUEST, True),
+    ({}, "b.yaml", False, replace(REQUEST, adopt=True), True),
+    ({"base_weight": 2.0}, "a.yaml", False, REQUEST, True),
+]
+
+
+@pytest.mark.parametrize(("changes", "owner", "again", "request_", "written"), WRITTEN)
+def test_the_row_of_a_name_is_written_with_what_concerns_it(
+    changes: dict[str, Any], owner: str, again: bool, request_: Request, written: bool
+) -> None:
+    """Beside its fields, and its return, these are its owner, and revisions that end: another one is active here."""
+    seen = stored(config(), deleted=again)
+    seen.revisions["one"].append(stored(config(image="2")).revisions["one"][0])  # type: ignore[attr-defined]
+    writes = compared([config(**changes)], seen, row=replace(POOL, owner=owner), request=request_)
+    assert writes.names == (compared([config(**changes)]).new_names if written else [])
+    if request_ is END_OTHERS:
+        assert writes.drains == [drain(NEW, f"replaced by {OLD}", replaced_by="now", drain_terminate=True)]
+        assert [made.detail for made in writes.changes] == [f"drains at once: {NEW}"]
+
+
 def test_a_launch_config_that_comes_back_has_lost_no_maximum() -> None:
     assert dangers(compared([config(max_capacity=9)], stored(config(max_capacity=4), deleted=True))) == []
 
