@@ -367,6 +367,12 @@ NEW: Final = "one@222222"
     [
         (REQUEST, True, Fallback(id=OLD, replaced_by="natural", drain_seconds=None, drain_terminate=False), []),
         (
+            replace(REQUEST, drain_seconds=9.0),
+            True,
+            Fallback(id=OLD, replaced_by="natural", drain_seconds=9.0, drain_terminate=False),
+            [],
+        ),
+        (
             replace(REQUEST, strategy="now", drain_seconds=9.0),
             True,
             None,
@@ -398,6 +404,13 @@ def test_a_new_body_replaces_the_current_revision(
     (history,) = writes.history
     assert history.revisions == {"one": {"revision": "222222", "image": "ami-2"}}
     assert history.changes == [{"kind": "launch config", "id": "one", "result": "updated", "detail": change.detail}]
+
+
+@pytest.mark.parametrize(("proven", "fallback"), [(True, NEW), (False, OLD)])
+def test_the_fallback_is_a_proven_revision_or_the_current_one(proven: bool, fallback: str) -> None:
+    seen, other = stored(config(), proven=False), stored(config(image="2"), proven=proven)
+    seen.revisions["one"].insert(0, other.revisions["one"][0])  # type: ignore[attr-defined]
+    assert [each.id for each in compared([config(image="3")], seen).fallbacks] == [fallback]
 
 
 def test_an_earlier_body_is_current_again() -> None:
