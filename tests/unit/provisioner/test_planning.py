@@ -365,6 +365,16 @@ def test_a_worker_of_full_age(given: Observed, stop: list[str], cause: str) -> N
     assert (made.ageing.stop, made.ageing.cause, made.units) == (stop, cause, 0)
 
 
+def test_made_up_ends_stop_no_other_worker_of_full_age() -> None:
+    """Ends that one worker had made up for all tasks of the sample made others unwanted, which nothing could replace.
+    They are wanted until a sample has fewer tasks."""
+    for pending, stop in ((4, []), (3, ["w"])):
+        (sample,) = reports_of(pending)
+        given = observed(0, TRIPPED, serving=4, demands=[msgspec.structs.replace(sample, gone=pending)])
+        made = plan(msgspec.structs.replace(given, lives=[at_maximum_age("w")]))
+        assert (made.ageing.stop, made.ageing.drain) == (stop, [])
+
+
 def test_a_plan_is_short_if_launches_in_flight_keep_it_from_more() -> None:
     """It waits for its turn on a shared window, and one that launches all needs none."""
     full = Shared(key=Key("image", "i"), stage="boot", window=1)

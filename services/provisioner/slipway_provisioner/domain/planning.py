@@ -143,7 +143,7 @@ def _plan(observed: Observed, launches: list[Launch], configs: dict[str, Any], n
     marked = _marked(observed, mark, unmark)
     aged = ageing.decide(
         [life for life in observed.lives if life.worker_id not in {*stop, *drain}],
-        unwanted=max(0, min(spare - len(cancel), spare - _starting(observed)) - len(stop) - len(marked)),
+        unwanted=max(0, registered_spare - len(stop) - len(marked)),
         room=scale_down.leaving_room(wanted=wanted, missing=_missing(observed) + launched + len(stop) + len(drain))
         if launched == launchable
         else 0,
