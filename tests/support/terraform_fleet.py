@@ -150,7 +150,12 @@ class Fleet:
         return [event for event in events if isinstance(event, AlertRaised | AlertResolved)]
 
     async def due(self) -> None:
-        """Let no pause between runs keep a workspace waiting."""
+        """Let no pause between runs keep a workspace waiting. A run that goes on would set one at its end."""
+
+        async def none_runs() -> bool:
+            return not any(row.holder for row in await self.rows())
+
+        await until(none_runs, "no run goes on")
         await self.database.execute("UPDATE workspace SET due_at = slipway_clock() WHERE due_at IS NOT NULL")
 
 
