@@ -7,12 +7,10 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import asdict, replace
 
-from slipway_api.http.declaration import Change
 from slipway_common.base.audited import AuditedChange, AuditedKind
 from slipway_common.declaration.changes import OwnedByAnother
-from slipway_provisioner.domain import comparison, guard
+from slipway_provisioner.domain import guard
 from slipway_provisioner.domain.comparison import (
-    AccountRow,
     Comparison,
     DeclaredConfig,
     DeclaredPool,
@@ -21,7 +19,6 @@ from slipway_provisioner.domain.comparison import (
     NameRow,
     PoolRow,
     Snapshot,
-    StoredAccount,
     StoredName,
     StoredPool,
     Writes,
@@ -32,21 +29,6 @@ from slipway_provisioner.domain.roll_out import Drain
 
 NOW: Final = datetime(2030, 1, 1, tzinfo=UTC)
 REQUEST: Final = Request(by="ann", reason="ticket 7")
-ACCOUNT: Final = AccountRow(
-    id="a",
-    provider="simulated",
-    region="r",
-    identity="i",
-    lease_pool_id="l",
-    credential={},
-    request_timeout_seconds=None,
-    accepted_timeout_seconds=None,
-    limits={},
-    settings={"entry": "c", "key": "k"},
-    owner="a.yaml",
-    spec={"id": "a", "region": "r"},
-    spec_digest="1",
-)
 POOL: Final = PoolRow(
     id="linux",
     min_capacity=0,
@@ -133,108 +115,6 @@ def dangers(writes: Writes) -> list[str]:
     return [str(danger) for danger in writes.dangers]
 
 
-# Accounts
-
-MOVED: Final = replace(ACCOUNT, region="s", spec={"id": "a", "region": "s"})
-MOVES: Final = (
-    "its 2 workers would be looked up there, count as gone and never be terminated; stop them first, or declare a new "
-    "account"
-)
-
-
-def account_writes(
-    wanted: AccountRow, before: AccountRow | None, *, gone: bool = False, machines: int = 0, request: Request = REQUEST
-) -> Writes:
-    rows = {} if before is None else {"a": StoredAccount(**asdict(before), removed=gone)}
-    seen = Snapshot(accounts=rows, pools={}, names={}, revisions={})
-    found = Comparison(request, seen, NOW, {}, {"a": machines})
-    found.account(wanted, ())
-    return found.writes
-
-
-#         before, removed, wanted, machines → result, detail, dangers
-ACCOUNTS: list[tuple[AccountRow | None, bool, AccountRow, int, str, str, list[str]]] = [
-    (None, False, ACCOUNT, 0, "created", "", []),
-    (ACCOUNT, False, ACCOUNT, 0, "", "", []),
-    (ACCOUNT, False, MOVED, 0, "updated", "region: r → s", []),
-    (ACCOUNT, False, MOVED, 2, "updated", "region: r → s", [f"account a moves (region: r → s): {MOVES}"]),
-    (ACCOUNT, True, ACCOUNT, 0, "reactivated", "region: none → r, owner: none → a.yaml", []),
-    (replace(ACCOUNT, owner=""), False, ACCOUNT, 0, "updated", "owner: none → a.yaml", []),
-    (
-        ACCOUNT,
-        False,
-        replace(ACCOUNT, settings={"entry": "d", "key": "k"}),
-        2,
-        "",
-        "",
-        [f"account a moves (settings.entry): {MOVES}"],
-    ),
-    (ACCOUNT, False, replace(ACCOUNT, settings={"entry": "c", "key": "l"}), 2, "", "", []),
-    (
-        ACCOUNT,
-        False,
-        replace(ACCOUNT, provider="other", identity="j"),
-        2,
-        "",
-        "",
-        [f"account a moves (provider: simulated → other, identity: i → j): {MOVES}"],
-    ),
-]
-
-
-@pytest.mark.parametrize(("before", "gone", "wanted", "machines", "result", "detail", "expected"), ACCOUNTS)
-def test_accounts(
-    before: AccountRow | None,
-    gone: bool,
-    wanted: AccountRow,
-    machines: int,
-    result: str,
-    detail: str,
-    expected: list[str],
-) -> None:
-    """Written always, since a secret may have changed; a change is what people see. One that moves loses machines."""
-    writes = account_writes(wanted, before, gone=gone, machines=machines)
-    assert [(made.kind, made.id, made.result, made.detail) for made in writes.changes] == (
-        [("account", "a", result, detail)] if result else []
-    )
-    assert (writes.new_accounts, writes.accounts) == (([wanted], []) if before is None else ([], [wanted]))
-    assert dangers(writes) == expected
-    known = StoredAccount(**asdict(before), removed=gone) if before is not None else None
-    moves = wanted is MOVED or wanted.settings["entry"] == "d" or wanted.identity == "j"
-    assert comparison.moves(known, wanted) == (before is not None and moves)
-
-
-def test_each_account_that_moves_is_a_danger() -> None:
-    """Of those that have machines, as far as they are counted."""
-    rows = {id_: StoredAccount(**asdict(replace(ACCOUNT, id=id_)), removed=False) for id_ in "abc"}
-    seen = Snapshot(accounts=rows, pools={}, names={}, revisions={})
-    found = Comparison(REQUEST, seen, NOW, {}, {"a": 1, "b": 2})
-    for id_ in "abc":
-        found.account(replace(MOVED, id=id_), ())
-    assert [str(danger).partition(" (")[0] for danger in found.writes.dangers] == ["account a moves", "account b moves"]
-
-
-def test_an_account_of_another_owner() -> None:
-    theirs = replace(ACCOUNT, owner="b.yaml")
-    with pytest.raises(OwnedByAnother, match=r"account a belongs to b\.yaml"):
-        account_writes(ACCOUNT, theirs)
-    (made,) = account_writes(ACCOUNT, theirs, request=replace(REQUEST, adopt=True)).changes
-    assert (made.result, made.detail) == ("updated", "owner: b.yaml → a.yaml")
-    assert account_writes(ACCOUNT, theirs, gone=True).changes[0].result == "reactivated"
-
-
-def test_a_removed_account_is_audited_with_what_it_was() -> None:
-    seen = Snapshot(accounts={"a": StoredAccount(**asdict(ACCOUNT), removed=False)}, pools={}, names={}, revisions={})
-    found = Comparison(REQUEST, seen, NOW, {})
-    found.remove_account("a")
-    assert found.writes.removed_accounts == ["a"]
-    assert found.writes.changes == [Change(kind="account", id="a", result="archived", detail="")]
-    before = {"region": "r", "owner": "a.yaml"}
-    assert found.writes.audit == [
-        AuditedChange(kind=AuditedKind.ACCOUNT, subject_id="a", result="archived", before=before, after=None)
-    ]
-
-
 # Pools
 
 
@@ -293,8 +173,31 @@ def test_launch_configs_that_are_left_out(
     assert writes.removed_names == gone
     assert [each.id for each in writes.drains] == [f"{name}@111111" for name in gone]
     assert dangers(writes) == expected
-    of_paused = [made.before for made in writes.audit if made.subject_id in paused and made.result == "archived"]
-    assert all(before is not None and before["paused"] for before in of_paused)
+    archived = {made.subject_id: made.before or {} for made in writes.audit if made.result == "archived"}
+    assert {id_: before.get("paused", False) for id_, before in archived.items()} == {
+        id_: id_ in paused for id_ in gone
+    }
+    assert all(before["image_revision"] == "ami-1" for before in archived.values())
+
+
+def test_a_launch_config_that_is_left_out_now_ends_those_that_drain_too() -> None:
+    """A reason is not needed."""
+    request = replace(END_OTHERS, reason="")
+    for strategy, drains in ((REQUEST, []), (request, [OLD])):
+        writes = compared([config("two")], stored(config(), config("two"), state="draining"), request=strategy)
+        assert [(each.id, each.state_reason) for each in writes.drains] == [
+            (id_, "the launch config is no longer declared") for id_ in drains
+        ]
+
+
+def test_kept_revisions_have_the_health_settings_of_their_name() -> None:
+    """Not archived ones, unless they are declared again."""
+    health: dict[str, Any] = HEALTH | {"profile": "spot"}
+    for state, ids in (("active", [OLD, NEW]), ("archived", [OLD])):
+        seen = stored(config())
+        seen.revisions["one"].append(stored(config(image="2"), state=state).revisions["one"][0])  # type: ignore[attr-defined]
+        writes = compared([config(profile="spot", own_profile=True)], seen)
+        assert writes.health == [Health(id=id_, **health) for id_ in ids]
 
 
 def test_pools_of_one_declaration() -> None:
@@ -303,6 +206,9 @@ def test_pools_of_one_declaration() -> None:
     for id_ in ("linux", "windows"):
         configs = (config(f"of-{id_}", pool_id=id_),)
         found.pool(DeclaredPool(row=replace(POOL, id=id_), configs=configs), ())
+    assert [(each.pool_id, each.owner, each.spec, each.spec_digest) for each in found.writes.history] == [
+        (id_, "a.yaml", {"id": "linux"}, "1") for id_ in ("linux", "windows")
+    ]
     assert [[made["id"] for made in each.changes] for each in found.writes.history] == [
         ["linux", "of-linux"],
         ["windows", "of-windows"],
