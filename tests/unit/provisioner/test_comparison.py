@@ -24,7 +24,7 @@ from slipway_provisioner.domain.comparison import (
     Writes,
 )
 from slipway_provisioner.domain.declaration import DeclarationRefused, Request
-from slipway_provisioner.domain.revisions import HEALTH_SETTINGS, StoredRevision
+from slipway_provisioner.domain.revisions import HEALTH_SETTINGS, PROVIDER_KEYS, StoredRevision
 from slipway_provisioner.domain.roll_out import Drain
 
 NOW: Final = datetime(2030, 1, 1, tzinfo=UTC)
@@ -316,7 +316,27 @@ def test_a_new_body_replaces_the_current_revision(
 def test_the_fallback_is_a_proven_revision_or_the_current_one(proven: bool, fallback: str) -> None:
     seen, other = stored(config(), proven=False), stored(config(image="2"), proven=proven)
     seen.revisions["one"].insert(0, other.revisions["one"][0])  # type: ignore[attr-defined]
-    assert [each.id for each in compared([config(image="3")], seen).fallbacks] == [fallback]
+    writes = compared([config(image="3")], seen)
+    assert [each.id for each in writes.fallbacks] == [fallback]
+    assert [made.detail for made in writes.changes] == ["revision: 111111 → 333333, image_revision: ami-1 → ami-3"]
+
+
+def test_a_revision_that_is_current_again_keeps_the_keys_of_its_provider() -> None:
+    keys = {name: f"its {name}" for name in PROVIDER_KEYS}
+    seen, other = stored(config()), stored(config(image="2"))
+    seen.revisions["one"].append(replace(other.revisions["one"][0], **keys))  # type: ignore[attr-defined]
+    (made,) = compared([config(image="2")], seen).replacements
+    assert {name: getattr(made.target, name) for name in PROVIDER_KEYS} == keys
+
+
+def test_user_data_are_audited_by_their_digest() -> None:
+    """It may hold secrets. Without any it is the default."""
+    texts = ("", "secret one", "secret two")
+    audited = [compared([config(user_data=text)]).audit[1].after or {} for text in texts]
+    shown = [each["user_data"] for each in audited]
+    assert shown[0] == "default"
+    assert len({*shown}) == len(texts)
+    assert not any("secret" in each for each in shown)
 
 
 def test_an_earlier_body_is_current_again() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from slipway_api.events.worker import Scope
 from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.domain.operator import OperatorSettings, operator_settings
+from slipway_provisioner.domain.operator import OfProvider, OperatorSettings, operator_settings
 from slipway_provisioner.main import build
 from slipway_provisioner.providers.installed import installed
 from slipway_provisioner.providers.operator import UnusableSettings, permitted, resolve
@@ -246,3 +246,10 @@ def test_commands_run_as_the_service_only_if_the_operator_says_so(given: dict[st
         return
     ((notice, _),) = build(settings)._start_notices
     assert notice.applies == settings.commands_as_service
+
+
+def test_names_alone_are_providers_without_settings() -> None:
+    """With commas between them, or in a list. Nothing stands for the default."""
+    assert operator_settings("a, b,") == operator_settings(["a", "b"]) == {"a": OfProvider(), "b": OfProvider()}
+    assert operator_settings("") is None
+    assert operator_settings(None) is None
