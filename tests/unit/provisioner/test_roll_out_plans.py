@@ -235,6 +235,15 @@ def test_no_idle_worker_leaves_that_nothing_could_replace() -> None:
     assert plan(observed(9, NEW, OLD, **workers)).drain == []  # a fallback keeps its workers
 
 
+def test_made_up_ends_drain_no_other_worker() -> None:
+    """Ends that one worker had made up let every idle worker leave, while the new image was bad."""
+    given_observed = observed(4, changed(NEW, tripped=True), DRAINED, serving=3, idle=idle(*range(3)))
+    (sample,) = given_observed.demands
+    made_up = [msgspec.structs.replace(sample, gone=4)]
+    assert plan(msgspec.structs.replace(given_observed, demands=made_up)).drain == []
+    assert plan(msgspec.structs.replace(given_observed, demands=made_up, configs=[NEW, DRAINED])).drain == ["w0"]
+
+
 def test_check_plan_knows_drains_and_maxima() -> None:
     """Each violation is reported by its own message."""
     given_observed = observed(8, NEW, DRAINED, serving=8, idle=[*idle(0, 1, 2), *idle(9, config_id="a@2")])

@@ -132,8 +132,11 @@ def _plan(observed: Observed, launches: list[Launch], configs: dict[str, Any], n
     wanted = accounting.wanted(pool, tasks)
     missing = accounting.missing(pool, tasks, observed.fleet)
     launched = sum(launch.units for launch in launches)
+    obstacle = _obstacle(observed, launches, blocked)
+    sampled = accounting.missing(pool, accounting.protected(observed.demands), observed.fleet)
     drain: list[str] = []
-    if not blocked and launched == launchable:  # otherwise nothing would replace them
+    # Otherwise nothing would replace them: reports that tasks have ended, which may be made up, prove no lower need.
+    if launched == launchable and (not obstacle or (not blocked and sampled <= launched)):
         drain = scale_down.drained(
             [idle for idle in observed.idle if idle.worker_id not in stop],
             {config.id for config in observed.configs if config.state == "draining"},
@@ -147,7 +150,7 @@ def _plan(observed: Observed, launches: list[Launch], configs: dict[str, Any], n
         room=scale_down.leaving_room(wanted=wanted, missing=_missing(observed) + launched + len(stop) + len(drain))
         if launched == launchable
         else 0,
-        obstacle=_obstacle(observed, launches, blocked),
+        obstacle=obstacle,
     )
     if blocked or needed:
         reason = reasons.blocked(blocked) if blocked else reasons.launching(needed, launched, reached)
