@@ -203,6 +203,7 @@ def test_a_fallback_drains_once_the_current_revision_is_proven() -> None:
     fallback = progress("linux@old", state="active", drain_from=None, drain_until=None)
     current = progress("linux@new", state="active", current=True, proven=False, record=record(4))
     assert due(fallback, current) == set()
+    assert due(fallback, msgspec.structs.replace(current, record=record(5, 4))) == set(), "one has claimed nothing yet"
     assert due(fallback, msgspec.structs.replace(current, record=record(5))) == {"prove", "drain"}
     assert due(fallback, msgspec.structs.replace(current, proven=True)) == {"drain"}
     rolling = msgspec.structs.replace(fallback, replaced_by="rolling")
@@ -291,7 +292,7 @@ def test_the_alert_names_the_revision_and_the_workers_left() -> None:
     assert raised.command == "slipway worker ls --pool linux --state running"
     one = roll_out.overdue(AlertRaised, progress(live=1))
     assert (one.summary, one.doing) == ("linux@old drains slowly: 1 worker is left", "waits until their tasks end")
-    resolved = roll_out.overdue(AlertResolved, progress(live=0))
+    resolved = roll_out.overdue(AlertResolved, progress(state="active", drain_from=None, drain_until=None))
     assert (resolved.dedup_key, resolved.subject_kind) == (raised.dedup_key, "config")
     assert (resolved.summary, resolved.effect) == ("linux@old no longer drains", "")
 
