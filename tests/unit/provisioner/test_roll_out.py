@@ -52,9 +52,12 @@ REPLACED = [
 def test_replacement(
     revisions: list[Revision], target: str, strategy: Replacement, fallback: str | None, drains: tuple[str, ...]
 ) -> None:
-    """While the new revision is not proven, the one that is most likely to work stays as the fallback."""
+    """While the new revision is not proven, the one that is most likely to work stays as the fallback. Unless all must
+    leave at once, those that drain already go on with it."""
     steps = replace(revisions, target, strategy, terminate=True)
     assert (steps.fallback_id, steps.drain_ids) == (fallback, drains)
+    active = tuple(each.id for each in revisions if each.id in drains and each.state == "active")
+    assert replace(revisions, target, strategy).drain_ids == active
 
 
 Body = st.sampled_from("abcd")
