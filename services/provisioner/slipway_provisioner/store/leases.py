@@ -60,9 +60,9 @@ CANDIDATES_MAX: Final = 16
 CANDIDATES: Final = f"""
 SELECT l.id FROM (
     SELECT DISTINCT lease_id FROM worker WHERE lease_id IS NOT NULL AND state IN ({states(WAITING)})) AS w
-JOIN lease l ON l.id = w.lease_id JOIN launch_config c ON c.id = l.launch_config_id
-JOIN launch_config_name n ON n.name = c.name JOIN worker_pool p ON p.id = c.pool_id
-JOIN account a ON a.id = c.account_id
+CROSS JOIN LATERAL (SELECT * FROM lease WHERE id = w.lease_id LIMIT 1) AS l
+JOIN launch_config c ON c.id = l.launch_config_id JOIN launch_config_name n ON n.name = c.name
+JOIN worker_pool p ON p.id = c.pool_id JOIN account a ON a.id = c.account_id
 WHERE l.state <> '{LeaseState.ENDED}' AND {MAY_START}
     AND (l.expires_at > slipway_clock() + (coalesce(a.request_timeout_seconds, $1) + $2) * interval '1 s'
         OR l.renewed_at NOT BETWEEN slipway_clock() - $2 * interval '1 s' AND slipway_clock())

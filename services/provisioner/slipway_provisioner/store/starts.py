@@ -25,9 +25,11 @@ from slipway_provisioner.store.tables import worker
 
 _LIMITED: Final = """EXISTS (SELECT FROM launch_limit WHERE
         (scope, scope_id) IN (('pool', c.pool_id), ('account', c.account_id)))"""
-# The statements that follow are executed by kept plans: to plan them anew for each start takes longer.
+# The statements that follow are executed by kept plans: to plan them anew for each start takes longer. A plan that was
+# made while few leases waited reads no table as a whole, which would take seconds once many do.
 _SHARE: Final = """
-SELECT l.id, c.pool_id, c.account_id, set_config('plan_cache_mode', 'force_generic_plan', true)
+SELECT l.id, c.pool_id, c.account_id,
+    set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true)
 FROM lease l, worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
 WHERE l.id = ANY($1) AND c.id = l.launch_config_id AND p.id = c.pool_id AND n.name = c.name"""
 SHARE: Final = f"{_SHARE} {configs.FOR_START}"
@@ -36,7 +38,7 @@ SHARE_FREE: Final = f"{_SHARE} AND NOT {_LIMITED} {configs.FOR_START} SKIP LOCKE
 LOCK: Final = f"""
 SELECT {names(leases.FIELDS, "l.")}, {names(workers.FIELDS, "w.")}
 FROM lease l JOIN worker w ON w.lease_id = l.id
-WHERE l.id = ANY($1) AND l.state <> '{LeaseState.ENDED}' AND w.state IN ({states(WAITING)})
+WHERE l.id = ANY($1) AND w.lease_id = ANY($1) AND l.state <> '{LeaseState.ENDED}' AND w.state IN ({states(WAITING)})
 ORDER BY l.id, w.id FOR UPDATE OF l, w SKIP LOCKED"""
 READ: Final = f"""
 SELECT l.id AS lease_id, slipway_clock() AS now, (SELECT id FROM incarnation) AS incarnation,
