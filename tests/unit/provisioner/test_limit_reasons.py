@@ -90,6 +90,8 @@ def test_the_alert_names_its_limit_and_the_remedy(limit: Limit, kind: str, remed
     alert = raised(limit, reached, now=START, by=[("linux", 30), ("mac", 2)])
     assert remedy in alert.cause
     assert (alert.summary, alert.since, alert.command) == ("reached", START, "slipway account limits")
+    assert alert.effect == "nothing more is launched under the limit; running workers are not affected"
+    assert alert.doing == "launches again by itself once the limit allows it, or is raised"
     assert alert.evidence == ("pool linux: 30 launches in the last hour", "pool mac: 2 launches in the last hour")
     end = resolved(limit, "raised to 9")
     key = alert_key("provisioner", "launch-limit", limit.scope, limit.scope_id)
