@@ -66,10 +66,10 @@ def test_prices_that_are_unknown() -> None:
 def test_a_time_is_never_too_early_and_an_amount_is_short() -> None:
     assert clock(START + timedelta(seconds=1, microseconds=1)) == "2030-01-01 00:00:02 UTC"
     assert clock(START + timedelta(seconds=59, microseconds=999_999)) == "2030-01-01 00:01:00 UTC"
-    assert [amount(money) for money in (None, Decimal(1), Decimal("1.5"), Decimal("0.99999"), Decimal("1000"))] == [
+    assert [amount(money) for money in (None, Decimal(1), Decimal("1.2345"), Decimal("0.99999"), Decimal("1000"))] == [
         "none",
         "1",
-        "1.5",
+        "1.23",
         "1",
         "1000",
     ]
