@@ -4,6 +4,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from slipway_api.events.alert import alert_key
@@ -36,6 +37,7 @@ def test_launches_that_are_reached() -> None:
     assert waiting.text.endswith(": 3, 2 of them waiting to start; next launch an hour after one that is in flight")
     assert waiting.passing
     assert stopped(LAUNCHES, SMALL, {SMALL: 3}).passing
+    assert stopped(msgspec.structs.replace(LAUNCHES, launches_per_hour=1), SMALL, launches=1).passing
 
 
 def test_spend_that_is_reached() -> None:
