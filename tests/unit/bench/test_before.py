@@ -7,6 +7,7 @@ import pytest
 from bench import events, http, weights
 from bench.before import FIGURES, Figure, Incomplete, chosen, claims, compared, figures
 from bench.calculator_replay import CalculatorReplay
+from bench.calculator_size import CalculatorSize
 from bench.decode import Decoding
 from bench.fold import Fold
 from bench.hop_latency import HopLatency
@@ -35,6 +36,14 @@ WEIGHTS = weights.Results(
         )
         for number in (200, 10_000)
     ],
+    size=CalculatorSize(
+        configs=(60, 6_000),
+        keys=(98, 9_800),
+        idle_ms=(1.0, 1.0),
+        event_ms=(1.0, 1.0),
+        idle_ratio=1.0,
+        event_ratio=1.0,
+    ),
     publish_latency=PublishLatency(per_second=200, events=1, latency=RATE, p50=4.5, p99=6.5, **PLAIN),
 )
 SIZES: dict[str, Any] = {
