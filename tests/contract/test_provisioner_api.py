@@ -257,7 +257,7 @@ async def test_one_worker(provisioner: Provisioner) -> None:
     assert (worker["batch"]["state"], worker["batch"]["outcome"]) == ("known", "launched")
     assert (worker["lease"]["id"], worker["lease"]["state"]) == ("lease-1", "ended")
     assert not {"token_sha256", "token", "body", "traceparent"} & {*worker, *worker["batch"], *worker["lease"]}
-    await provisioner.database.execute("TRUNCATE decision, launch_batch, lease")
+    await provisioner.database.execute("TRUNCATE decision, launch_batch, lease, spend_usage")
     forgotten = await read(provisioner, f"/workers/{who[0].id}")
     assert (forgotten["decision"], forgotten["batch"], forgotten["lease"]) == (None, None, None)
 

@@ -109,7 +109,10 @@ INSERT INTO account (id, provider, region, identity, lease_pool_id, settings, re
 VALUES ('sim-z', 'simulated', 'r', 'i', 'sim-z', '{}', true);
 INSERT INTO console_output (image_revision, account_id, pool_id, launch_config_id, batch_id, worker_id, instance_id,
     reason)
-VALUES ('ami-1', 'sim-y', 'linux', 'a', gen_random_uuid(), gen_random_uuid(), 'i-1', '')"""
+VALUES ('ami-1', 'sim-y', 'linux', 'a', gen_random_uuid(), gen_random_uuid(), 'i-1', '');
+DELETE FROM spend_usage;
+INSERT INTO spend_usage (account_id, pool_id, at, live, began, ended, seconds)
+VALUES ('sim-z', '', slipway_clock(), 0, 1, 1, 60)"""
 PRUNED: Final = (
     "claim",
     "decision",
@@ -122,6 +125,7 @@ PRUNED: Final = (
     "account",
     "dirty_pool",
     "console_output",
+    "spend_usage",
 )
 
 
@@ -141,6 +145,7 @@ async def rows(provisioner: Provisioner) -> list[int]:
     "store.retention.DELETE_ACCOUNTS",
     "store.retention.DELETE_MARKS",
     "store.retention.DELETE_CONSOLES",
+    "store.retention.DELETE_SPEND",
 )
 async def test_pruning_passes_over_what_others_have_locked(provisioner: Provisioner) -> None:
     """It waits for nobody, and deletes those rows in a later round. Two that prune at once do not wait for each other
@@ -148,7 +153,7 @@ async def test_pruning_passes_over_what_others_have_locked(provisioner: Provisio
     await provisioner.starting(1)
     await provisioner.database.execute(OLD_ROWS)
     await provisioner.set_clock(401 * 86_400)
-    all_of_them = [1, 1, 1, 1, 1, 1, 1, 11, 2, 1, 1]
+    all_of_them = [1, 1, 1, 1, 1, 1, 1, 11, 2, 1, 1, 1]
     async with provisioner.database.acquire() as db, db.transaction():
         for table in PRUNED:
             await db.execute(f"SELECT FROM {table} FOR UPDATE")
@@ -159,7 +164,7 @@ async def test_pruning_passes_over_what_others_have_locked(provisioner: Provisio
         assert await rows(provisioner) == all_of_them
     await asyncio.gather(*(provisioner.prune() for _ in range(3)))
     await provisioner.prune()
-    assert await rows(provisioner) == [0, 0, 0, 0, 0, 0, 0, 10, 1, 0, 0]
+    assert await rows(provisioner) == [0, 0, 0, 0, 0, 0, 0, 10, 1, 0, 0, 0]
 
 
 @locking("store.retention.DELETE_STOPS", "store.launch_stops.PUT")

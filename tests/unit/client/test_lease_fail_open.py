@@ -323,11 +323,12 @@ def test_the_command_gets_the_token_of_its_lease(broker: LeaseBroker, environmen
     assert "the command gets no token, since none was issued for its lease" in ran.stderr
 
 
+FEW_COLLECTIONS: Final = 5  # that of a start, and those of the compilation of modules without bytecode
 SLOW: Final = ("httpx2", "rich", "yaml", "ctypes", "json", "email", "http.client", "importlib.metadata", "pydantic")
 
 
 def test_a_command_starts_without_what_it_does_not_use(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    """No module that takes long to import, and no collection of garbage, of which there is none."""
+    """No module that takes long to import, and hardly a collection of garbage, of which there is none: 60 otherwise."""
     script = f"""if True:
         import atexit, gc, sys
         collections = lambda: sum(generation["collections"] for generation in gc.get_stats())
@@ -338,7 +339,8 @@ def test_a_command_starts_without_what_it_does_not_use(broker: LeaseBroker, envi
     """
     command = [sys.executable, "-c", script, "lease", "run", "--pool", "aws-ci", "--", "true"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=True)
-    assert ran.stdout == "0 []\n"
+    number, imported = ran.stdout.split(maxsplit=1)
+    assert (int(number) <= FEW_COLLECTIONS, imported) == (True, "[]\n"), ran.stdout
     assert [asked for asked, _ in broker.received].count(RELEASE) == 1
 
 
