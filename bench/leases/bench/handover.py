@@ -18,6 +18,9 @@ from slipway_common.base.clock import monotonic_seconds
 WARM_UP: Final = 3
 PLAIN: Final = 50
 CHANCE: Final = Random(1)
+UNSENT: Final = "SELECT count(*) FROM outbox"
+UNSENT_MAX: Final = 100  # as many as the handovers themselves may leave at a time
+PUBLISHED_SECONDS: Final = 60.0
 _names = count()
 
 
@@ -59,7 +62,11 @@ async def plain(client: KafkaClient) -> float:
 
 
 async def over_http(system: System, pool: str, seconds: float) -> list[float]:
-    """Milliseconds of each handover between two clients that alternate at a lease pool of one unit."""
+    """Milliseconds of each handover between two clients that alternate at a lease pool of one unit, once the events of
+    earlier measurements are published: more are left the more leases these have granted."""
+    async with asyncio.timeout(PUBLISHED_SECONDS):
+        while await system.database.fetchval(UNSENT) > UNSENT_MAX:  # noqa: ASYNC110 - another process changes it
+            await asyncio.sleep(0.1)
     async with HttpClient(system.port, SECRET) as one, HttpClient(system.port, SECRET) as other:
         holder, waiter = one, other
         found: list[float] = []
