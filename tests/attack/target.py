@@ -33,6 +33,7 @@ TEAM: Final = "team-a"
 AS_NOBODY: Final = """
 import ctypes, os
 import uvicorn.lifespan.on, uvicorn.loops.auto, uvicorn.protocols.http.auto, uvicorn.protocols.websockets.auto
+import slipway_provisioner.providers.aws.client  # nobody may not read what it would import later
 from slipway_provisioner.main import Settings, build, from_environment
 service = build(from_environment(Settings))
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
