@@ -192,3 +192,11 @@ def test_a_request_whose_type_ignores_fields_is_a_mistake() -> None:
         @Router().post("/told")
         async def tell(body: Body[Told]) -> None:
             pass
+
+
+def test_a_route_with_two_bodies_is_a_mistake() -> None:
+    with pytest.raises(TypeError, match="the bodies first and second: a request has one"):
+
+        @Router().post("/told")
+        async def tell(first: Report[Told], second: Report[Told]) -> None:
+            pass

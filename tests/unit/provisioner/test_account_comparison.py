@@ -1,4 +1,4 @@
-"""What a declaration writes over stored accounts, and the danger of one that moves."""
+"""What a declaration writes over stored accounts, and the danger of moving one."""
 
 from typing import Final
 

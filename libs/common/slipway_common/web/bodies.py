@@ -135,7 +135,8 @@ def invalid(error: str, type_: type[Any]) -> Problem:
 
 
 def with_body(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """The endpoint of a route, which is called with its decoded body after all that it depends on."""
+    """The endpoint of a route, which is called with its decoded body after all that it depends on. Raises TypeError for
+    a second body."""
     signature = inspect.signature(endpoint, eval_str=True)
     body, own_request, others = None, None, []
     for name, parameter in signature.parameters.items():
@@ -143,6 +144,8 @@ def with_body(endpoint: Callable[..., Any]) -> Callable[..., Any]:
         if unknown_fields is None:
             others.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             own_request = name if parameter.annotation is Request else own_request
+        elif body is not None:
+            raise TypeError(f"{endpoint.__qualname__} declares the bodies {body.name} and {name}: a request has one")
         else:
             body = DeclaredBody(name, get_args(parameter.annotation)[0], unknown_fields)
     if body is None:
