@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slipway_api.events.worker import Scope, Stage, WorkerEvent
 from slipway_weight_calculator.domain import trips
-from slipway_weight_calculator.domain.trips import HEALTHY, Failure
+from slipway_weight_calculator.domain.trips import HEALTHY, Failure, Probe, Trip
 from tests.support.worlds import (
     CAPACITY,
     IMAGE,
@@ -129,3 +129,86 @@ def test_order_of_failures_is_irrelevant_until_the_trip(outcomes: list[tuple[int
             trip = trips.failed(trip, failure, 99, "a", msgspec.structs.replace(POLICY, trip_capacity=99))
         seen.append(trip)
     assert seen[0] == seen[1] == seen[2]
+
+
+DOWN: Final = Trip(tripped_at=T0, next_probe_at=T0 + 600, backoff_seconds=POLICY.probe_max_seconds)
+#        the last probe, the time from which on another may come, the next one
+FORWARD: Final = [
+    (None, 5, 5),
+    (90, 95, 105),
+    (90, 105, 105),
+    (90, 200, 200),
+    (90, 600, 600),
+    (590, 591, 600),
+]
+
+
+@pytest.mark.parametrize(("last", "at", "due"), FORWARD)
+def test_a_probe_comes_sooner_but_not_within_the_initial_delay_of_the_last(
+    last: float | None, at: float, due: float
+) -> None:
+    trip = msgspec.structs.replace(DOWN, probe_at=0.0 if last is None else T0 + last)
+    sooner = trips.brought_forward(trip, T0 + at, POLICY)
+    assert sooner == msgspec.structs.replace(trip, next_probe_at=T0 + due)
+
+
+def test_what_is_healthy_or_probed_is_not_probed_sooner() -> None:
+    for trip in (HEALTHY, trips.issued(DOWN, Probe("a", 1), T0 + 1)):
+        assert trips.brought_forward(trip, T0 + 5, POLICY) == trip
+        assert trips.brought_forward_by_signal(trip, T0 + 5, POLICY) == trip
+
+
+def test_a_repeated_signal_saves_at_most_half_the_delay() -> None:
+    """The first one causes a probe at once; without signals a failed probe says nothing about them."""
+    first = trips.brought_forward_by_signal(DOWN, T0 + 5, POLICY)
+    assert (first.next_probe_at, first.signal_probe_at) == (T0 + 5, T0 + 5)
+    failed = trips.probe_failed(trips.issued(first, Probe("a", 1), T0 + 5), "capacity", T0 + 6, POLICY)
+    again = trips.brought_forward_by_signal(failed, T0 + 7, POLICY)
+    assert (again.next_probe_at, again.signal_probe_at) == (T0 + 306, T0 + 306)
+    later = trips.brought_forward_by_signal(failed, T0 + 320, POLICY)
+    assert (later.next_probe_at, later.signal_probe_at) == (T0 + 320, T0 + 320)
+    unasked = trips.probe_failed(trips.issued(DOWN, Probe("a", 1), T0 + 5), "capacity", T0 + 6, POLICY)
+    assert (unasked.signal_probe_at, unasked.failed_probes, unasked.probe_code) == (0.0, 1, "capacity")
+
+
+LATE: Final = Failure(T0, M, "boot_timeout", True, "w-0", late=True)
+SURE: Final = Failure(T0 + 1, C_, "capacity", True, "w-1")
+VAGUE: Final = Failure(T0 + 2, X, "unknown", False, "w-2")
+
+
+#        failures that caused a trip, late starts, threshold, unfounded
+FOUNDED: Final = [
+    ((LATE, VAGUE), 2, 3, True),
+    ((LATE, VAGUE), 3, 3, False),  # as many starts are late
+    ((LATE, VAGUE, VAGUE), 0, 3, False),
+    ((VAGUE, SURE), 0, 5, False),  # one definite refusal may have been enough
+]
+
+
+@pytest.mark.parametrize(("run", "late", "threshold", "unfounded"), FOUNDED)
+def test_a_trip_whose_failures_were_withdrawn_is_unfounded(
+    run: tuple[Failure, ...], late: int, threshold: int, unfounded: bool
+) -> None:
+    trip = msgspec.structs.replace(DOWN, run=run)
+    assert trips.unfounded(trip, late, threshold) is unfounded
+    assert not trips.unfounded(msgspec.structs.replace(trip, tripped_at=0.0), late, threshold)
+    assert trips.actual_failures(trip) == sum(not failure.late for failure in run)
+
+
+def test_a_late_start_that_ends_well_takes_its_failure_with_it() -> None:
+    """And nothing else: neither those of others, nor one that was no lateness."""
+    run = (LATE, msgspec.structs.replace(LATE, worker_id="w-9"), SURE)
+    counting = Trip(run=run, unconfirmed=3)
+    assert trips.withdrawn(counting, "w-0") == Trip(run=run[1:], unconfirmed=2)
+    assert trips.withdrawn(counting, "w-1") == counting
+    down = msgspec.structs.replace(DOWN, run=run, unconfirmed=1)
+    assert trips.withdrawn(down, "w-0") == msgspec.structs.replace(down, run=run[1:], unconfirmed=0)
+    assert trips.withdrawn(trips.withdrawn(down, "w-0"), "w-9").unconfirmed == 0
+
+
+def test_a_late_start_that_fails_keeps_its_place() -> None:
+    """The failure that is certain replaces the one that was assumed, at the time of that."""
+    failure = Failure(T0 + 50, X, "crashed", True, "w-0")
+    trip = trips.confirmed(Trip(run=(LATE, SURE), unconfirmed=2), failure)
+    assert trip == Trip(run=(msgspec.structs.replace(failure, at=T0), SURE), unconfirmed=2)
+    assert trips.confirmed(trip, msgspec.structs.replace(failure, code="again")) == trip

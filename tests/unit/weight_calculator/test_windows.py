@@ -19,7 +19,10 @@ from slipway_weight_calculator.domain.windows import (
     counted,
     ended,
     failure_probability,
+    grown,
+    is_full,
     recovered,
+    shrunk,
     size,
     slowed,
     tripped,
@@ -187,6 +190,35 @@ def test_any_valid_coefficients_give_a_window(good: float, bad: float, changes: 
 )
 def test_sizes(good: int, bad: int, window: float) -> None:
     assert int(size(Boots(good, bad), POLICY)) == window
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "window", "full"),
+    [(30, 0, 1000, True), (29.4, 0.2, 1000, True), (30, 0, 999, False), (29, 0, 1000, False), (29, 0.5, 1000, False)],
+)
+def test_a_window_is_full_when_another_success_adds_nothing(good: float, bad: float, window: float, full: bool) -> None:
+    """At its maximum, and with as many boots known as are remembered; sums of those are rounded."""
+    assert is_full(Boots(good, bad), window, POLICY) is full
+
+
+@pytest.mark.parametrize(
+    ("stage", "window", "after_success", "after_failure"),
+    [
+        ("launch", 1, 2, 1),
+        ("launch", 8, 9, 4),
+        ("launch", 63.5, 64, 31.75),
+        ("launch", 64, 64, 32),
+        ("claim", 2, 4, 2),
+        ("claim", 63, 126, 44.1),
+        ("claim", 64, 1000, 44.8),  # its workers find tasks
+        ("claim", 1000, 1000, 700),
+    ],
+)
+def test_windows_of_launches_and_claims_change_by_steps(
+    stage: str, window: float, after_success: float, after_failure: float
+) -> None:
+    assert grown(window, stage, POLICY) == after_success
+    assert shrunk(window, stage, POLICY) == pytest.approx(after_failure)
 
 
 # Windows of rows
