@@ -25,7 +25,7 @@ UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
 ARGUMENTS := DURATION PROVIDER AGENT SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
-	WORKERS KILLS SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N ACCOUNTS LANDING KEEP FAST IMAGES SATURATED WINDOW BEFORE ROUNDS SINCE CHECK HOLD TTL QUEUE SOURCES
+	WORKERS KILLS SEEDS PROCESSES SCENARIO AVAILABILITY BOOTS RATE BURST CELL CALIBRATE SECONDS N ACCOUNTS LANDING KEEP FAST IMAGES SATURATED WINDOW BEFORE ROUNDS SINCE CHECK HOLD TTL QUEUE SOURCES AGAIN
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # Tests start hundreds of processes, each of which would compile every module again.
@@ -267,7 +267,7 @@ mutants: $(READY) ## Break each invariant and rule in a copy and expect its test
 	@$(RUN) -m tests.tools.mutants check $(if $(ONLY),ONLY=$(ONLY))
 
 .PHONY: mutation
-mutation: $(READY) ## Mutants that mutmut makes of pure rooms, and which of them the unit tests notice: ONLY=recovery,limits SINCE=COMMIT KEEP=1
+mutation: $(READY) ## Mutants that mutmut makes of pure rooms, and which of them the unit tests notice: ONLY=recovery SINCE=COMMIT PROCESSES=2 AGAIN=1 KEEP=1
 	@$(RUN) -m tests.tools.mutation
 
 terraform-checks: $(READY) $(TERRAFORM) ## Conformance checks of the Terraform provider scheduler, by number: CHECK=7 TOFU=PATH MUTANT=

@@ -1,8 +1,11 @@
 """Mutation of the pure rooms by mutmut: how many of its mutants the unit tests of a room notice.
 
-`python -m tests.tools.mutation`, with `ONLY=room,room` [default: all] and `SINCE=commit` for the modules that changed.
+`python -m tests.tools.mutation`, with `ONLY=room,room` [default: all], `SINCE=commit` for the modules that changed, and
+`PROCESSES=2` [default: 1]. `AGAIN=1`, after tests were added, tries only what lived in the last run on this computer,
+or everything if the service has changed since. `KEEP=1` writes the lines of the rooms to bench/results/mutation.md.
+
 mutmut finds nothing in several distributions at once, so it works on a copy in which all packages lie side by side.
-Texts and calls of the log are left as they are. `KEEP=1` writes the lines of the rooms to bench/results/mutation.md.
+Texts and calls of the log are left as they are.
 
 Survivors that need no test are listed in tests/survivors.toml with the reason: `equivalent` (nothing can tell the two
 apart, as argued), `wording` (a sentence or an order that no decision reads) or `tolerance` (a bound is as good one
@@ -10,6 +13,7 @@ further). Others are printed. The run fails if less than 85 % of the mutants of 
 are in no test.
 """
 
+import hashlib
 import os
 import re
 import shutil
@@ -30,6 +34,8 @@ from tests.support.folders import temporary_folder
 ROOT: Final = Path(__file__).parents[2]
 SURVIVORS: Final = ROOT / "tests" / "survivors.toml"
 RESULTS: Final = ROOT / "bench" / "results" / "mutation.md"
+LAST: Final = ROOT / ".mutation"
+"""Folder of the last run of each room."""
 KILLED_MIN, UNTESTED_MAX = 0.85, 0.03
 ROOMS: Final[Mapping[str, tuple[str, str]]] = {
     # services/provisioner
@@ -88,6 +94,8 @@ only_mutate = [{modules}]
 also_copy = [{others}]
 pytest_add_cli_args_test_selection = [{tests}]
 do_not_mutate_patterns = ['\\\\bLOG\\\\.']
+# The time of a test without mutants includes that of the statistics: this is ample where others use the processors too.
+timeout_multiplier = 8
 """
 
 
@@ -113,12 +121,23 @@ class Ended(msgspec.Struct, frozen=True):
     diff: str
 
     @property
+    def lives(self) -> bool:
+        return self.status in ("survived", "no tests")
+
+    @property
     def change(self) -> tuple[str, str, str]:
         """The function, and its lines before and after: what `mutants` numbers anew at each edit."""
         lines = self.diff.splitlines()[2:]
         old, new = ("\n".join(line[1:].strip() for line in lines if line.startswith(sign)) for sign in ("-", "+"))
         function = re.sub(r"x_(?=[^.]+$)|xǁ", "", self.name.partition("__mutmut_")[0]).replace("ǁ", ".")
         return function, old, new
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Every mutant of a room as it ended, and the digest of the service then."""
+
+    digest: str
+    ended: list[Ended]
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -190,12 +209,35 @@ def stage(folder: Path, room: str, modules: Sequence[str]) -> None:
     (folder / "pyproject.toml").write_text(SETTINGS.format(package=ROOMS[room][0], **quoted))
 
 
-async def mutated(room: str, modules: Sequence[str]) -> list[Ended]:
-    """Run mutmut on modules of a room; returns every mutant as it ended. Raises RuntimeError if it did not finish."""
+def digest(room: str) -> str:
+    """Digest of the service of a room."""
+    folder = next(each for each in packages() if each.name == ROOMS[room][0])
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.rglob("*.py")))).hexdigest()
+
+
+def last_run(room: str) -> list[Ended]:
+    """Mutants of the last run of a room; none if its service has changed since."""
+    path = LAST / f"{room}.json"
+    run = msgspec.json.decode(path.read_bytes(), type=Run) if path.exists() else None
+    return run.ended if run is not None and run.digest == digest(room) else []
+
+
+def merged(last: Sequence[Ended], ended: Sequence[Ended]) -> list[Ended]:
+    """Mutants of a run; those that it did not try are as they ended in the last one."""
+    before = {each.name: each for each in last}
+    return [before.get(each.name, each) if each.status == "not checked" else each for each in ended]
+
+
+async def mutated(room: str, modules: Sequence[str], names: Sequence[str] = ()) -> list[Ended]:
+    """Run mutmut on modules of a room, on all mutants or on those named; returns every mutant as it ended.
+
+    Raises RuntimeError if it did not finish.
+    """
     with temporary_folder("slipway-mutation-") as folder:
         stage(folder, room, modules)
         ended, log = folder / "ended.json", folder / "mutmut.log"
-        argv = [sys.executable, "-P", str(folder / "tests" / "tools" / "mutmut_run.py"), str(ended)]
+        program, processes = folder / "tests" / "tools" / "mutmut_run.py", os.environ.get("PROCESSES", "1")
+        argv: list[str | Path] = [sys.executable, "-P", program, ended, processes, *names]
         child = Child("mutmut", argv, log=log, env=dict(os.environ) | {"PYTHONPATH": str(folder)}, cwd=folder)
         child.start()
         try:
@@ -242,7 +284,13 @@ async def work(chosen: Mapping[str, Sequence[str]]) -> int:
     reasons = {(row.function, row.old, row.new): row.reason for row in rows}
     tallies, unlisted = [], 0
     for room, files in chosen.items():
-        ended = await mutated(room, files)
+        is_whole = [*files] == files_of(room)
+        last = last_run(room) if is_whole and os.environ.get("AGAIN") else []
+        living = [each.name for each in last if each.lives]
+        ended = merged(last, await mutated(room, files, living)) if living or not last else last
+        if is_whole:
+            LAST.mkdir(exist_ok=True)
+            (LAST / f"{room}.json").write_bytes(msgspec.json.encode(Run(digest(room), ended)))
         tallies.append(tally(room, ended, reasons))
         for each in ended:
             if each.status == "no tests":

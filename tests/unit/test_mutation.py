@@ -5,7 +5,20 @@ from typing import Final
 import msgspec
 import pytest
 
-from tests.tools.mutation import HEADER, ROOMS, ROOT, SURVIVORS, Ended, Listed, Tally, files_of, kept, parse, tally
+from tests.tools.mutation import (
+    HEADER,
+    ROOMS,
+    ROOT,
+    SURVIVORS,
+    Ended,
+    Listed,
+    Tally,
+    files_of,
+    kept,
+    merged,
+    parse,
+    tally,
+)
 
 DIFF: Final = """--- slipway_lease_broker/domain/slots.py
 +++ slipway_lease_broker/domain/slots.py
@@ -46,6 +59,13 @@ def test_a_mutant_that_hangs_is_killed_and_one_that_no_test_runs_is_not() -> Non
     ended = [LIVED, *(Ended(f"m{number}", state, "") for number, state in enumerate(states))]
     assert tally("slots", ended, {}) == Tally("slots", 9, 7, 1, 1, {})
     assert tally("slots", ended, {CHANGE: "wording"}).listed == {"wording": 1}
+
+
+def test_a_run_of_survivors_leaves_the_others_as_they_ended() -> None:
+    before = [Ended("m1", "killed", ""), LIVED, Ended("m3", "no tests", "")]
+    again = [Ended("m1", "not checked", ""), Ended(LIVED.name, "killed", ""), Ended("m3", "survived", DIFF)]
+    assert merged(before, again) == [before[0], *again[1:]]
+    assert merged([], again) == again
 
 
 #            mutants, killed, untested, holds
