@@ -6,7 +6,7 @@ import pytest
 
 from slipway_lease_broker.domain.terms import Policy
 from tests.support.lease_broker import after, terms
-from tests.support.lease_broker_http import World
+from tests.support.lease_broker_http import World, instant
 
 CAUSES: Final = ("unavailable", "max_wait", "lost")
 
@@ -100,6 +100,28 @@ async def test_a_grant_that_nobody_received(world: World) -> None:
         answer = (await report(world, "r", cause="max_wait")).json()
         assert (answer["charged"], answer["items"][0]["unleased_by"]) == (charged, "max_wait")
     assert (await numbers(world))[0] == 1
+
+
+@pytest.mark.parametrize(("seconds", "held"), [(301, 1), (2000, 0)])
+async def test_a_grant_that_nobody_heard_of(world: World, seconds: int, held: int) -> None:
+    """Its answer did not arrive, and it was lost for lack of renewals. Its start counts in its place, once, until the
+    hold of the start is over."""
+    await world.replica.acquire("r")
+    for at in (301, seconds):
+        await world.broker.set_clock(at)
+        await world.broker.decide()
+    assert await numbers(world) == (held, 0, 0)
+    for charged in (1, 0):
+        answer = (await report(world, "r", started_at=after(seconds - 10).isoformat())).json()
+        (lease,) = answer["items"]
+        assert (answer["charged"], lease["unleased_by"]) == (charged, "unavailable")
+        assert (lease["state"], lease["hold_until"]) == ("confirmed", instant(seconds - 10 + 1200))
+        await world.broker.decide()
+        assert await numbers(world) == (1, 0, 0)
+    await world.broker.set_clock(seconds + 1000)
+    await world.broker.decide()
+    assert await numbers(world) == (1, 0, 0)
+    assert await released(world, lease) == 1
 
 
 async def test_a_cancelled_request(world: World) -> None:

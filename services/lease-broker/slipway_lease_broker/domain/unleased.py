@@ -71,15 +71,17 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
 UNBOUNDED: Final = Allowance()
 
 
-def answering(ledger: Ledger, lease_pool_id: str, request_id: str) -> Lease | None:
-    """The lease that a start under this request id already has: it was granted meanwhile, or charged before. A grant
-    that nobody confirmed in time was not used."""
-    leases = [
-        lease
-        for lease in ledger.leases.values()
-        if (lease.lease_pool_id, lease.request_id) == (lease_pool_id, request_id) and lease.state is not State.EXPIRED
-    ]
-    return max(leases, key=lambda lease: lease.fencing_token, default=None)
+def granted_to(ledger: Ledger, lease_pool_id: str, request_id: str) -> list[Lease]:
+    """The leases of a request id, in order: those that were granted, and those as which a start was charged."""
+    key = lease_pool_id, request_id
+    leases = [lease for lease in ledger.leases.values() if (lease.lease_pool_id, lease.request_id) == key]
+    return sorted(leases, key=lambda lease: lease.fencing_token)
+
+
+def was_unheard(lease: Lease) -> bool:
+    """True of a grant that time alone has ended, where its request is reported as a start: nobody heard of it, and it
+    counts no start."""
+    return lease.unleased_by is None and (lease.state in (State.EXPIRED, State.LOST) or lease.reason == HOLD)
 
 
 def lost_id(request_id: str) -> str | None:
@@ -98,23 +100,27 @@ def charge(
     lease_id: str,
 ) -> Lease:
     """The lease that a start counts as: the one that it has, or else a new one of this id. Its request waits no
-    longer. A start whose lease was lost has that one, if it was renewed after all, and else counts in its place."""
+    longer. A start whose lease was lost has that one, if it was renewed after all, and else counts in its place, as
+    does one whose lease was lost since nobody had heard of it."""
     pool = ledger.pools[lease_pool_id]
-    if (known := answering(ledger, pool.id, start.request_id)) is not None:
-        return known
+    granted = granted_to(ledger, pool.id, start.request_id)
+    if known := [lease for lease in granted if not was_unheard(lease)]:
+        return known[-1]
+    lost = granted[-1] if granted else None
     request = ledger.requests.get((pool.id, start.request_id))
-    lost = ledger.leases.get((pool.id, lost_id(start.request_id) or "")) if start.cause is UnleasedBy.LOST else None
     hold_until = None
     # A request vouches for nothing: anybody may make any number of them. Those that waited have a bound of their own.
     known_units = start.units if start.cause is UnleasedBy.MAX_WAIT and request is not None else 0
-    if lost is not None and lost.live:
-        return lost
-    if lost is not None and lost.state is State.LOST:
-        known_units, hold_until = lost.units, lost.hold_until
-        start = msgspec.structs.replace(start, tenant=lost.tenant)
-        if lost.ended_at is None:
-            ledger.put_lease(msgspec.structs.replace(lost, ended_at=now))
-            pool = counted(pool, lost, lost.units, 0)
+    named = ledger.leases.get((pool.id, lost_id(start.request_id) or "")) if start.cause is UnleasedBy.LOST else None
+    if named is not None and named.live:
+        return named
+    if named is not None and named.state is State.LOST:
+        lost, known_units, hold_until = named, named.units, named.hold_until
+        start = msgspec.structs.replace(start, tenant=named.tenant)
+    if lost is not None and lost.state is State.LOST and lost.ended_at is None:  # the start counts in its place
+        known_units = max(known_units, lost.units)
+        ledger.put_lease(msgspec.structs.replace(lost, ended_at=now))
+        pool = counted(pool, lost, lost.units, 0)
     if request is None:
         request = request_of(pool, start, now, sender)
     elif request.waiting_units:
