@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slipway_api.http.lease_broker import AcquireLease
-from slipway_lease_broker import grant_notifier
+from slipway_lease_broker import grant_notifier, grant_waiters
 from slipway_lease_broker.domain.exchange import Submission
 from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.grant_waiters import Woken
@@ -84,6 +84,24 @@ async def submit_waiting(replica: Replica, request_id: str = "next") -> Woken:
         replica.pool, Submission(command=command, sender=Sender(name="ann"), confirm=True, woken=woken)
     )
     return woken
+
+
+async def test_a_token_keeps_a_number_of_calls_waiting(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any more are answered at once, as if they had waited: each keeps a connection, of which others need some."""
+    monkeypatch.setattr(grant_waiters, "CALLS_MAX", 1)
+    held = (await world.replica.acquire("held", units=2)).json()
+    calls = [asyncio.create_task(world.replica.acquire("first", wait_seconds=60.0))]
+    await harness.until(lambda: world.replica.grant_waiters.waiting_callers == 1)
+    gang = {"request_id": "gang", "members": [{"pool": "sim-a"}], "wait_seconds": 60.0}
+    async with asyncio.timeout(harness.PATIENCE_SECONDS / 2):
+        assert (await world.replica.acquire("second", wait_seconds=60.0)).status_code == 202
+        assert (await world.replica.call("POST", "/lease-gangs", gang)).status_code == 202
+    for name in ("second", "gang"):
+        await world.replica.call("DELETE", f"/lease-pools/sim-a/requests/{name}")
+    calls.append(asyncio.create_task(world.replica.acquire("of another", by="ben", wait_seconds=60.0)))
+    await harness.until(lambda: world.replica.grant_waiters.waiting_callers == 2)
+    await world.replica.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
+    assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200, 200]
 
 
 async def test_a_waiting_call_is_answered_on_cancel(world: World) -> None:

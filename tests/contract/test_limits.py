@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Final
 
 import httpx2
+import pytest
 
 from slipway_common.base.buckets import Limit
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import new_worker_token
-from slipway_common.database.postgres import REPORTS_CONNECTIONS
+from slipway_common.database.postgres import CONNECTIONS, REPORTS_CONNECTIONS
 from slipway_common.service import Service
 from slipway_common.web.limits import LIMITS, CallerLimits
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -19,6 +20,7 @@ from slipway_provisioner.main import build
 from slipway_provisioner.settings import Settings
 from tests.support import readers
 from tests.support.harness import PATIENCE_SECONDS, until, until_waiting
+from tests.support.lease_broker import terms
 from tests.support.lease_broker_http import World
 from tests.support.provisioner import KEY, Provisioner, administrator, after
 
@@ -181,6 +183,31 @@ async def test_a_worker_takes_two_connections(postgres: EmbeddedPostgres, provis
         assert (await beat(client, *workers[1])).status_code == 200
         assert not any(each.done() for each in beats)
     await asyncio.gather(*beats, return_exceptions=True)
+
+
+@pytest.mark.parametrize("kind", ["start", "token", "gang"])
+async def test_the_lock_of_one_lease_pool_delays_no_renewal_in_another(world: World, kind: str) -> None:
+    """However many single requests of a caller wait for it: the group commit has connections of its own."""
+    await world.broker.declare(terms("sim-a"), terms("sim-b"))
+    held, other = [(await world.replica.acquire("held", pool)).json() for pool in ("sim-a", "sim-b")]
+    path, body = {
+        "start": (
+            "/lease-pools/sim-a/unleased",
+            {"starts": [{"request_id": "r", "started_at": after(0).isoformat()}]},
+        ),
+        "token": (f"/leases/{held['lease_id']}/token", {"fencing_token": held["fencing_token"]}),
+        "gang": ("/lease-gangs", {"request_id": "g", "members": [{"pool": "sim-a"}]}),
+    }[kind]
+    async with world.broker.pool.acquire() as db, db.transaction():
+        await db.execute("SELECT FROM lease_pools WHERE id = 'sim-a' FOR UPDATE")
+        calls = [asyncio.create_task(world.replica.call("POST", path, body)) for _ in range(3 * CONNECTIONS)]
+        await until_waiting(world.broker.pool, calls[0])
+        async with asyncio.timeout(PATIENCE_SECONDS / 2):
+            renewal = {"fencing_token": other["fencing_token"]}
+            renewed = await world.replica.call("POST", f"/leases/{other['lease_id']}/renew", renewal)
+        assert renewed.status_code == 200
+        assert not any(call.done() for call in calls)
+    assert {answer.status_code for answer in await asyncio.gather(*calls)} == {200}
 
 
 @contextlib.asynccontextmanager

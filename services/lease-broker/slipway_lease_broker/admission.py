@@ -1,6 +1,7 @@
 """One admission transaction: lock the lease pools, read the clock, load rows, apply commands, decide, write; after the
 commit, count and notify. Every way in uses it: Kafka, HTTP, gangs, Boskos and the loops."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Container, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -21,6 +22,7 @@ from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
+from slipway_common.web.limits import Turns
 from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.domain import limits, spread
 from slipway_lease_broker.domain.commands import apply_permitted, confirmation
@@ -72,6 +74,9 @@ RETRY_SECONDS: Final = 30.0  # after a failed decision
 ROWS_MAX: Final = 1_000
 # Rows read in addition from queues whose first requests were all skipped, shared by these queues.
 HIDDEN_ROWS_MAX: Final = 4 * ROWS_MAX
+# Transactions of single requests at a time. Each waits for the locks of its pools with a connection, of which the group
+# commit, and with it each renewal in another pool, needs the others of its kind.
+ALONE_MAX: Final = 2
 NOTHING: Final[Mapping[str, datetime]] = MappingProxyType({})
 
 
@@ -86,6 +91,8 @@ class Admissions(msgspec.Struct, frozen=True, kw_only=True):
     receiving: Callable[[str], Receiving]
     waiters: GrantWaiters
     runtime: Runtime
+    turns: Turns = msgspec.field(default_factory=Turns)
+    alone_at_once: asyncio.Semaphore = msgspec.field(default_factory=partial(asyncio.Semaphore, ALONE_MAX))
 
     async def submit(
         self, database: Database, lease_pool_id: str, submissions: Sequence[Submission], *, at_once: bool
@@ -97,6 +104,12 @@ class Admissions(msgspec.Struct, frozen=True, kw_only=True):
                 return [unknown_lease_pool(lease_pool_id) for _ in submissions]
             await admission.apply(submissions, at_once_max=1 if at_once else 0)
         return [outcome for _, outcome in admission.exchanges]
+
+    @contextlib.asynccontextmanager
+    async def alone(self, database: Database, caller: str) -> AsyncIterator["AdmissionTx"]:
+        """Admission of one request of a caller, outside of the group commit, once it has its turn."""
+        async with self.turns.of(caller), self.alone_at_once, self.transaction(database) as admission:
+            yield admission
 
     @contextlib.asynccontextmanager
     async def transaction(self, database: Database) -> AsyncIterator["AdmissionTx"]:

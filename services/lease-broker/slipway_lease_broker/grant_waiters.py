@@ -4,7 +4,7 @@ other replicas wake them through `check_grants` (see grant_notifier.py)."""
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from slipway_api.events.lease import LeaseCancelRequested
 from slipway_common.database.postgres import Database
@@ -14,6 +14,8 @@ from slipway_lease_broker.domain.ledger import Lease, State
 from slipway_lease_broker.store import answers
 
 Woken: TypeAlias = asyncio.Future[Lease | None]
+CALLS_MAX: Final = 1_000
+"""Calls of one owner that wait at a time, a quarter of the connections of a process: all others need some."""
 
 
 class GrantWaiters:
@@ -25,12 +27,17 @@ class GrantWaiters:
         self._notify_replicas = notify_replicas
         self._waiters: dict[tuple[str, str], dict[Woken, bool]] = {}  # pool, request → whether each confirms on receipt
         self._waiters_of_pool: Counter[str] = Counter()  # by lease pool
+        self._waiters_of_owner: Counter[str] = Counter()  # by owner of the request
         self._seen: dict[str, int] = {}  # lease pool with waiters → fencing token up to which grants were checked
 
     @property
     def waiting_callers(self) -> int:
         """Number of callers in this process that wait for a grant."""
         return self._waiters_of_pool.total()
+
+    def has_room(self, owner: str) -> bool:
+        """True if another call of this owner may wait. Otherwise it is answered at once, and the caller repeats it."""
+        return self._waiters_of_owner[owner] < CALLS_MAX
 
     def confirms(self, lease_pool_id: str, request_id: str) -> bool:
         """True if a caller that waits for a request confirms its grant on receipt."""
@@ -61,15 +68,19 @@ class GrantWaiters:
         assert answer.request is not None
         if woken.done():
             return
-        pool_id, key = answer.pool.id, (answer.pool.id, answer.request.id)
+        pool_id, key, owner = answer.pool.id, (answer.pool.id, answer.request.id), answer.request.owner
         self._waiters.setdefault(key, {})[woken] = confirm
         self._seen.setdefault(pool_id, answer.pool.last_token)
         self._waiters_of_pool[pool_id] += 1
+        self._waiters_of_owner[owner] += 1
 
         def leave(_: Woken) -> None:
             del self._waiters[key][woken]
             if not self._waiters[key]:
                 del self._waiters[key]
+            self._waiters_of_owner[owner] -= 1
+            if not self._waiters_of_owner[owner]:
+                del self._waiters_of_owner[owner]
             self._waiters_of_pool[pool_id] -= 1
             if not self._waiters_of_pool[pool_id]:
                 del self._waiters_of_pool[pool_id], self._seen[pool_id]

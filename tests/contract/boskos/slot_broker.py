@@ -38,7 +38,8 @@ class SlotBroker:
         """Start another process with these settings."""
         settings = {"boskos_port": 0, "boskos_open": True} | settings
         service = build(Settings(database_url=self.url, kafka="", tokens_file=self.tokens, **settings))
-        service.runtime.database = self.world.broker.pool
+        self.runtime = service.runtime
+        self.runtime.database = self.world.broker.pool
         self.port: Port = service.state["boskos"]
 
     @property

@@ -1,13 +1,17 @@
 """Status code and body of each call of the Boskos API, by a table. A refused call changes nothing."""
 
+import asyncio
 import json
 from typing import Any, Final
 
 import msgspec
 import pytest
 
+from slipway_common.database import postgres
 from slipway_lease_broker.boskos.app import ROUTES
 from tests.contract.boskos.slot_broker import SlotBroker
+from tests.support.harness import PATIENCE_SECONDS
+from tests.support.lease_broker import SERVICE
 
 NOW: Final = "2026-01-01T12:00:00Z"  # the clock is stopped
 LONG: Final = "x" * 201
@@ -364,3 +368,14 @@ async def test_call(slot_broker: SlotBroker, case: Case) -> None:
         assert await slot_broker.rows() == before
     if case.status == 405:
         assert answer.headers["allow"] == ("GET" if "/metric" in case.call else "POST")
+
+
+async def test_calls_take_no_connections_of_the_loops(slot_broker: SlotBroker) -> None:
+    """They have those of holders of leases, and wait for no loop, as none waits for them."""
+    loops = await postgres.connect(slot_broker.url, SERVICE, size=1)
+    slot_broker.runtime.database, slot_broker.runtime.reports_database = loops, slot_broker.broker.pool
+    try:
+        async with loops.acquire(), asyncio.timeout(PATIENCE_SECONDS):
+            assert (await slot_broker.call(acquire())).status_code == 200
+    finally:
+        await loops.close()

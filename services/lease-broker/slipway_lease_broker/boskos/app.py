@@ -86,7 +86,7 @@ class App:
             if request.method != route.method:
                 raise Refused(405, f"{path} supports {route.method} only")
             caller = self._caller(request)
-            if (database := self._runtime.database) is None:
+            if (database := self._runtime.reports_database or self._runtime.database) is None:
                 raise Refused(500, NOT_STARTED)
             given = {name: request.query_params.getlist(name)[0] for name in request.query_params}
             return await route.handler(self, BoskosCall(request, given, route.values(given), caller, database))

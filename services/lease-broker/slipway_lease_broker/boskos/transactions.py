@@ -1,9 +1,7 @@
 """Transaction of one Boskos call: the locks of its lease pools, its time, and its commands to their ledger."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from typing import Final
 
 import msgspec
 
@@ -19,9 +17,6 @@ from slipway_lease_broker.domain.ledger import Lease, LeasePool
 from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.slots import Slot, released
 from slipway_lease_broker.store import answers, leases, pools, requests, slots
-
-# Connections that calls may use at once: the loops, consumers and the group commit need the others.
-TRANSACTIONS_MAX: Final = 2
 
 
 class SlotTransaction:
@@ -128,7 +123,6 @@ class SlotTransactions:
     def __init__(self, admissions: Admissions) -> None:
         self.terms = admissions.terms
         self._admissions = admissions
-        self._turns = asyncio.Semaphore(TRANSACTIONS_MAX)
 
     @contextlib.asynccontextmanager
     async def begin(
@@ -137,7 +131,7 @@ class SlotTransactions:
         """Begin a transaction with the locks of its pools. It commits at the end and is rolled back when the caller
         raises. Slots of ended leases are freed first; slots that left their list are removed once they are free."""
         changes: list[PoolChange] = []
-        async with self._turns, self._admissions.transaction(database) as admission:
+        async with self._admissions.alone(database, caller) as admission:
             await admission.lock(lease_pool_ids)
             expired_state = self.terms.slot_expired_state
             await slots.free_ended(admission.tx, list(admission.pools), expired_state, admission.now)

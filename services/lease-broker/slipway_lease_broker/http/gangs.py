@@ -46,7 +46,7 @@ async def acquire_gang(
     for name in names:
         call.may_write(name)
     answer, leases = await submit(call, body)
-    if not leases and body.wait_seconds > 0:
+    if not leases and body.wait_seconds > 0 and call.admissions.waiters.has_room(call.name):
         woken: Woken = asyncio.get_running_loop().create_future()
         call.admissions.waiters.register(answer, woken)
         if await wait_for_grant(woken, body.wait_seconds, disconnected(request)):
@@ -59,7 +59,7 @@ async def acquire_gang(
 async def submit(call: Call, body: AcquireGang) -> tuple[exchange.Answer, Sequence[Lease]]:
     """Apply a gang request in one transaction. Returns the answer for its first pool, to wait with, and its leases,
     confirmed by this answer; none while the gang waits."""
-    async with call.admissions.transaction(call.database) as admission:
+    async with call.admissions.alone(call.database, call.name) as admission:
         await admission.lock({member.pool for member in body.members})
         now = admission.now
         gang = Gang(

@@ -214,7 +214,7 @@ async def charge_unleased(lease_pool_id: Name, body: ReportBody[UnleasedStarts],
     counts as before if it was renewed after all. A start time in the future counts as now, since the operation would
     otherwise never count. Units beyond `unleased_max` of the token do not count, and let its tenant wait."""
     starts = [unleased.Start(**(asdict(start) | {"cause": ledger.UnleasedBy(start.cause)})) for start in body.starts]
-    async with call.admissions.transaction(call.database) as admission:
+    async with call.admissions.alone(call.database, call.name) as admission:
         await admission.lock([lease_pool_id])
         pool = admission.pools.get(lease_pool_id)
         if pool is None or pool.archived:

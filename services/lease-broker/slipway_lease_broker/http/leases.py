@@ -94,11 +94,12 @@ async def acquire(
         raise other_lease()
     if body.holder is None:
         notice_unnamed(call.name)
+    waits = body.wait_seconds > 0 and call.admissions.waiters.has_room(call.name)
     submission = Submission(
         command=wanted(lease_pool_id, body, call.tenant(body.tenant)),
         sender=call.sender(body.holder or "", join=body.join),
         confirm=body.confirm,
-        woken=asyncio.get_running_loop().create_future() if body.wait_seconds > 0 else None,
+        woken=asyncio.get_running_loop().create_future() if waits else None,
         traceparent=current_trace(),
     )
     answer = await submit(call, submission)
@@ -227,7 +228,7 @@ async def create_token(lease_id: Name, body: Body[BindLease], call: Caller) -> A
     request, and ends with the lease. Another call for the same holder replaces it. It is shown only here."""
     pool_id = await writable(call, lease_id)
     token = new_lease_token(lease_id)
-    async with call.admissions.transaction(call.database) as admission:
+    async with call.admissions.alone(call.database, call.name) as admission:
         await admission.lock([pool_id])
         found = await leases.named(admission.tx, [lease_id])
         lease = found[0] if found else None
