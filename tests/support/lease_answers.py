@@ -8,14 +8,15 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from slipway_api.http.lease_pools import LeasePoolTerms
 from tests.support.held_lease import HeldLease
 from tests.support.recorded import LEASE_POOL, serving
 
-Answer = tuple[int, dict[str, Any]]
+Answer = tuple[int, Any]
+"""Status and body: a value to be sent as JSON, or bytes."""
 LEASE = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
 HANDLE = f"{LEASE}:7"
 POOL = LEASE_POOL | {"id": "aws-ci", "limit": 50, "limit_in_force": 50, "held": 0, "waiting": 0}
@@ -67,7 +68,7 @@ class LeaseBroker:
         self.app = FastAPI()
 
         @self.app.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
-        async def answer(path: str, request: Request) -> JSONResponse:
+        async def answer(path: str, request: Request) -> Response:
             request_line = f"{request.method} /{path}"
             body = await request.body()
             self.received.append((request_line, await request.json() if body else dict(request.query_params)))
@@ -75,7 +76,7 @@ class LeaseBroker:
             status, content = left.pop(0) if len(left) > 1 else left[0]
             if body and (await request.json()).get("wait_seconds"):
                 await asyncio.sleep(self.wait_seconds)
-            return JSONResponse(content, status)
+            return Response(content, status) if isinstance(content, bytes) else JSONResponse(content, status)
 
     def reset(self) -> None:
         self.received.clear()

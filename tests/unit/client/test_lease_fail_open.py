@@ -21,6 +21,9 @@ from slipway_client.leases.environment import of_command, without_secrets
 from slipway_client.leases.state import Spooled, State
 from slipway_client.leases.terms import Start
 from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.settings import Secret, variable_of
+from slipway_lease_broker.settings import Settings as Broker
+from slipway_provisioner.settings import Settings as Provisioner
 from tests.support import lease_answers
 from tests.support.lease_answers import ACQUIRE, HANDLE, LEASE, RELEASE, TOKEN, UNLEASED, LeaseBroker, problem, waiting
 
@@ -342,6 +345,17 @@ def test_a_command_starts_without_what_it_does_not_use(broker: LeaseBroker, envi
     number, imported = ran.stdout.split(maxsplit=1)
     assert (int(number) <= FEW_COLLECTIONS, imported) == (True, "[]\n"), ran.stdout
     assert [asked for asked, _ in broker.received].count(RELEASE) == 1
+
+
+def test_no_secret_of_any_settings_reaches_a_command() -> None:
+    """Nor the name of the file that has it: the command runs as our user. Our certificate as a client stays, with which
+    it reaches the broker."""
+    fields = {name: field for kind in (Provisioner, Broker) for name, field in kind.model_fields.items()}
+    secrets = {name for name, field in fields.items() if any(isinstance(mark, Secret) for mark in field.metadata)}
+    secrets |= {name for name in fields if name.endswith(("_password_file", "_secret_file", "_key_file"))}
+    variables = {variable_of(name) for name in secrets} | {"SLIPWAY_TOKEN", "SLIPWAY_TOKEN_FILE"}
+    assert "SLIPWAY_KAFKA_PASSWORD_FILE" in variables
+    assert without_secrets(dict.fromkeys(variables, "x")) == {}
 
 
 def test_environment_of_a_command() -> None:

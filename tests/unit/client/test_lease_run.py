@@ -14,7 +14,7 @@ import pytest
 from slipway_api.events.lease import ReplacedLease
 from slipway_api.http.lease_broker import Lease
 from slipway_client.leases.attempts import Attempt
-from slipway_client.leases.state import Spooled, State
+from slipway_client.leases.state import METRICS, Spooled, State
 from slipway_client.leases.terms import Start, Wanted
 from tests.support import lease_answers
 from tests.support.lease_answers import ACQUIRE, LEASE, RELEASE, RENEW, UNLEASED, LeaseBroker, problem
@@ -236,6 +236,20 @@ def test_an_outage_beyond_the_ttl_is_no_loss(broker: LeaseBroker, environment: d
     assert (broker.count(UNLEASED), broker.count(RELEASE)) == (0, 1)
 
 
+@pytest.mark.parametrize("status", [200, 404])
+@pytest.mark.parametrize("content", [b'{"detail": "caf\xe9"}', b'{"a":' * 20_000], ids=["latin-1", "deep"])
+def test_an_answer_that_cannot_be_read_ends_no_command(
+    broker: LeaseBroker, environment: dict[str, str], content: bytes, status: int
+) -> None:
+    """As from a proxy: neither before it starts nor while it runs, and its exit code is its own."""
+    granted = lease_answers.lease(ttl_seconds=0.6)
+    broker.answers[RENEW] = [(status, content), problem(410, "lease-ended", reason="hold")]
+    broker.answers[ACQUIRE] = [granted if status == 404 else (status, content), granted]
+    ended = "lease ended (hold)"
+    code, log = run_until(environment, ended, "--", "sh", "-c", "read line; exit 3")
+    assert (code, ended in log, broker.count(RENEW), broker.count(RELEASE)) == (3, True, 2, 1), log
+
+
 @pytest.mark.parametrize("on_loss", ["continue", "term"])
 def test_the_end_of_the_hold_ends_nothing_else(broker: LeaseBroker, environment: dict[str, str], on_loss: str) -> None:
     """Also for a command that would get a signal after a loss."""
@@ -350,6 +364,18 @@ def test_a_start_is_kept_until_it_is_charged(broker: LeaseBroker, environment: d
     assert run(environment, "--", "true").returncode == 0
     assert broker.count(UNLEASED) == 4
     assert [entry.start.request_id for entry in state.spooled()] == ["another's", "fast clock"]
+
+
+def test_a_start_that_no_pool_is_charged_for_stays_on_record(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """Its pool was not declared when the broker was back: it is counted on this host, as one refused at once."""
+    state = State(Path(environment["SLIPWAY_STATE_DIR"]), environment["SLIPWAY_LEASE_BROKER_URL"], print)
+    start = Start(request_id="r-0", operation="install", units=1, started_at="2026-01-01T12:00:00+00:00")
+    state.spool(Spooled(lease_pool_id="aws-ci", start=start))
+    broker.answers[UNLEASED] = [problem(404, "unknown-lease-pool")]
+    assert run(environment, "--", "true").returncode == 0
+    assert (broker.count(UNLEASED), state.spooled()) == (1, [])
+    counted = 'slipway_lease_uncharged_starts{lease_pool="aws-ci",cause="unknown-lease-pool"} 1\n'
+    assert counted in (state.folder / METRICS).read_text()
 
 
 def test_unleased_starts_are_reported_before_a_request(broker: LeaseBroker, environment: dict[str, str]) -> None:

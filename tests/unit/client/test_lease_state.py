@@ -1,5 +1,6 @@
 """State files of a host: pace, unleased starts, the lease of the previous attempt."""
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from slipway_api.events.lease import ReplacedLease
 from slipway_api.http.lease_pools import LeasePool
 from slipway_client.leases import pace
-from slipway_client.leases.state import ATTEMPT_KEPT_SECONDS, Spooled, State, folder
+from slipway_client.leases.state import ATTEMPT_KEPT_SECONDS, START_KEPT_SECONDS, Spooled, State, folder
 from slipway_client.leases.terms import Start, parse_handle
 from tests.support.recorded import row
 
@@ -61,6 +62,26 @@ def test_starts_are_reported_once_the_oldest_first(tmp_path: Path, state: State)
     assert state.spooled() == [earlier]
 
 
+def test_what_a_killed_process_has_not_finished_is_no_start(tmp_path: Path, state: State) -> None:
+    """Its command never started: nothing would remove the file, and each process would report it again."""
+    entry = started("a", "2026-01-01T12:00:00+00:00")
+    state.spool(entry)
+    (file,) = tmp_path.rglob("unleased/*")
+    file.rename(file.with_name(f".{file.name}.4711"))
+    assert state.spooled() == []
+    assert state.record_uncharged(entry) == 1
+
+
+def test_a_start_that_nobody_may_report_is_not_kept_for_ever(tmp_path: Path, state: State) -> None:
+    """Each process would try again."""
+    state.spool(started("old", "2026-01-01T12:00:00+00:00"))
+    (file,) = tmp_path.rglob("unleased/*")
+    os.utime(file, (0, file.stat().st_mtime - START_KEPT_SECONDS - 60))
+    new = started("new", "2026-03-01T12:00:00+00:00")
+    state.spool(new)
+    assert state.spooled() == [new]
+
+
 def test_the_result_of_a_reported_start_is_kept(tmp_path: Path, state: State) -> None:
     """The reporting process did not know the result."""
     running, ended = (started("a", "2026-01-01T12:00:00+00:00", result=result) for result in ("", "done"))
@@ -100,6 +121,19 @@ def test_a_folder_that_cannot_be_written_costs_no_start(tmp_path: Path, logged: 
     state.reported(entry)
     assert state.spooled() == []
     assert len(logged) == 1
+    assert "SLIPWAY_STATE_DIR" in logged[0]
+
+
+def test_a_lock_that_is_not_given_back_costs_no_start(
+    tmp_path: Path, state: State, logged: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder may be stopped, or the folder be on a server that does not answer."""
+    monkeypatch.setattr("slipway_client.leases.state.LOCK_SECONDS", 0.0)
+    state.learn("aws-ci", pace.seen(row(LeasePool, POOL), "install", None))
+    (lock,) = tmp_path.rglob("pace/*.lock")
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert state.slot("aws-ci", 1, 100.0, 0.25) == pytest.approx(25.0, abs=1.0)
     assert "SLIPWAY_STATE_DIR" in logged[0]
 
 

@@ -32,6 +32,9 @@ NOT_NOW: Final = frozenset({408, 425})
 # Problems that any other server returns too, such as "Not Found" at a wrong address.
 NO_SUCH_ROUTE: Final = frozenset({"", "not-found", "method-not-allowed", "http"})
 
+# What decoding an answer raises that is no JSON of ours, as from a proxy.
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 Answered = TypeVar("Answered", bound=msgspec.Struct)
 
 
@@ -177,14 +180,14 @@ def _is_address(url: str) -> bool:
 def _read(answer: bytes, kind: type[Answered]) -> Answered:
     try:
         return msgspec.json.decode(answer, type=kind)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise NoAnswer(f"invalid answer, expected a {kind.__name__}: {error}") from error
 
 
 def _refused(method: str, url: str, status: int, answer: bytes) -> Refused:
     try:
         problem = msgspec.json.decode(answer, type=Problem)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         problem = Problem(type="", title="", status=status, detail="")
     slug = problem.code
     text = ": ".join(filter(None, (problem.title, problem.detail)))

@@ -10,7 +10,16 @@ TOKEN: Final = "SLIPWAY_TOKEN"  # noqa: S105 (the name of a variable)
 # Variables with secrets, or with the files that hold them. A command is often somebody else's code, with its own logs.
 SECRETS: Final = frozenset(
     f"SLIPWAY_{name}{suffix}"
-    for name in ("TOKEN", "REGISTRATION_KEYS", "STATE_KEYS", "DATABASE_URL")
+    for name in (
+        "TOKEN",
+        "REGISTRATION_KEYS",
+        "STATE_KEYS",
+        "DATABASE_URL",
+        "KAFKA_PASSWORD",
+        "KAFKA_KEY",
+        "KAFKA_OAUTH_CLIENT_SECRET",
+        "TLS_KEY",
+    )
     for suffix in ("", "_FILE")
 )
 

@@ -182,13 +182,15 @@ class Session(Admitting[Lease]):
                 self._holding = holding.granted(await self._broker.renew(held.lease), asked_at)
         except LeaseEnded as ended:
             return holding.ended(ended.reason)
-        except (NoAnswer, Refused) as error:  # a refused token says nothing about the lease, and may be corrected
+        except TimeoutError:
+            pass  # next_step decides
+        except Exception as error:
+            # A refused token says nothing about the lease, and may be corrected. Nor does an error that nobody expects,
+            # which must not end the work.
             if held.backoff.since is None:
                 self._log(f"the lease could not be renewed, retrying: {error}")
             after_seconds = error.retry_after_seconds if isinstance(error, NoAnswer) else 0.0
             self._holding = holding.unanswered(held, monotonic_seconds(), self._rng.random(), after_seconds)
-        except TimeoutError:
-            pass  # next_step decides
         return None
 
     def _ended(self, lease: Lease, over: LeaseEnd) -> LeaseEnd:

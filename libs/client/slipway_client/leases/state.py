@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from math import inf
@@ -20,13 +21,15 @@ import msgspec
 from slipway_api.events.lease import ReplacedLease
 from slipway_client.leases.pace import Pace, slot, unknown
 from slipway_client.leases.terms import Start
-from slipway_common.base.clock import utc_now
+from slipway_common.base.clock import monotonic_seconds, utc_now
 
 FOLDER_VARIABLE: Final = "SLIPWAY_STATE_DIR"
 METRICS: Final = "uncharged.prom"
 """File in the format of Prometheus, which a node exporter's textfile collector reads."""
 ATTEMPT_KEPT_SECONDS: Final = 2 * 86_400.0
-UNCHARGED_KEPT_SECONDS: Final = 30 * 86_400.0
+START_KEPT_SECONDS: Final = 30 * 86_400.0
+LOCK_SECONDS: Final = 1.0
+"""Longest wait for the lock of a file: its holder may be stopped, and the file is not worth a start."""
 
 Kept = TypeVar("Kept", bound=msgspec.Struct)
 
@@ -87,15 +90,14 @@ class State:
     # Starts without a lease
 
     def spool(self, entry: Spooled) -> None:
-        """Keep an unleased start until it was reported, by this process or a later one."""
+        """Keep an unleased start until this process or a later one has reported it, at most for START_KEPT_SECONDS."""
+        _prune(self._unleased, START_KEPT_SECONDS)
         if not self._write(self._unleased / _name(entry.key), entry):
             self._unwritten[entry.key] = entry
 
     def spooled(self) -> list[Spooled]:
         """Unleased starts to report, the oldest first."""
-        entries = list(self._unwritten.values())
-        with contextlib.suppress(OSError):
-            entries += filter(None, (_read(path, Spooled) for path in self._unleased.iterdir()))
+        entries = [*self._unwritten.values(), *_kept(self._unleased, Spooled)]
         return sorted(entries, key=lambda entry: entry.start.started_at)
 
     def reported(self, entry: Spooled) -> None:
@@ -109,15 +111,13 @@ class State:
 
     def record_uncharged(self, entry: Spooled) -> int:
         """Record a start that is never reported, since no lease pool may be charged for it: the broker refused its
-        request, or another service answered. Returns the number of those of UNCHARGED_KEPT_SECONDS."""
-        kept = self.folder / "uncharged"
-        self._write(kept / _name(entry.key), entry)
-        number = max(1, _prune(kept, UNCHARGED_KEPT_SECONDS))
-        with contextlib.suppress(OSError):
-            entries = filter(None, (_read(path, Spooled) for path in kept.iterdir()))
-            counts = Counter((one.lease_pool_id, one.start.cause) for one in entries)
+        request, or another service answered. Returns the number of those of START_KEPT_SECONDS."""
+        folder = self.folder / "uncharged"
+        self._write(folder / _name(entry.key), entry)
+        _prune(folder, START_KEPT_SECONDS)
+        if counts := Counter((one.lease_pool_id, one.start.cause) for one in _kept(folder, Spooled)):
             self._write(self.folder / METRICS, _metrics(counts))
-        return number
+        return max(1, counts.total())
 
     # Attempts
 
@@ -148,7 +148,7 @@ class State:
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 stack.callback(os.close, lock)
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                _lock(lock)
             except OSError as error:
                 self._complain(error)
                 yield None
@@ -196,16 +196,33 @@ def _quoted(label: str) -> str:
     return msgspec.json.encode(label).decode()
 
 
-def _prune(folder: Path, kept_seconds: float) -> int:
-    """Remove files that are older; returns the number of the others."""
-    oldest, kept = utc_now().timestamp() - kept_seconds, 0
+def _kept(folder: Path, kind: type[Kept]) -> list[Kept]:
+    """What the files of a folder hold, but for those that a killed process has not finished."""
+    with contextlib.suppress(OSError):
+        paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
+        return [one for path in paths if (one := _read(path, kind)) is not None]
+    return []
+
+
+def _prune(folder: Path, kept_seconds: float) -> None:
+    """Remove files that are older."""
+    oldest = utc_now().timestamp() - kept_seconds
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if path.stat().st_mtime < oldest:
                 path.unlink(missing_ok=True)
-            else:
-                kept += 1
-    return kept
+
+
+def _lock(file: int) -> None:
+    """Lock a file exclusively. Raises OSError if somebody else keeps it locked for LOCK_SECONDS."""
+    until = monotonic_seconds() + LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic_seconds() > until:
+                raise
+            time.sleep(0.01)
 
 
 def _name(key: str) -> str:

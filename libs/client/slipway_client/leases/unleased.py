@@ -40,7 +40,7 @@ class UnleasedStarts:
         self._log = log
         self._on_charged = on_charged
         self._own: Spooled | None = None  # until it is charged
-        self._unaccepted: set[str] = set()  # starts of others that this token may not report
+        self._unaccepted: set[str] = set()  # starts that were refused
 
     def record(self, own: Spooled) -> None:
         """Record our own start."""
@@ -77,9 +77,10 @@ class UnleasedStarts:
                 await self._charge(entry)
             except Refused as refused:
                 self._log(f"unleased start in {entry.lease_pool_id} was not accepted: {refused}")
+                self._unaccepted.add(entry.key)
                 if refused.slug not in errors.UNCHARGEABLE_SLUGS:
-                    self._unaccepted.add(entry.key)
                     continue  # kept for a process with another token, or until the host's clock is corrected
+                self._state.record_uncharged(replace(entry, start=replace(entry.start, cause=refused.slug)))
             self._state.reported(entry)
 
     def _unreported(self) -> list[Spooled]:
