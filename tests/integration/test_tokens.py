@@ -12,7 +12,7 @@ import pytest
 from slipway_common.base.clock import utc_now
 from slipway_common.base.ids import hash_secret
 from slipway_common.service import TOKENS_SECONDS, USES_SECONDS, Service, ServiceSettings
-from tests.support.harness import SERVICE, Place
+from tests.support.harness import SERVICE, Place, until
 
 SCOPES: Final = {"ci": ["read"], "admin": ["admin"], "idle": ["read"]}
 REVOCATION: Final = {"reason": "the runner was stolen"}
@@ -105,3 +105,16 @@ async def test_uses_that_could_not_be_written_are_written_later(place: Place, re
     await place.database.execute("ALTER TABLE elsewhere RENAME TO token_use")
     await service._follow_tokens(place.database)
     assert await place.database.fetchval("SELECT name FROM token_use") == "ci"
+
+
+async def test_a_replica_that_starts_knows_revoked_tokens_at_once(replica: Replica) -> None:
+    """Before its first request that needs the database, whenever the loop that follows them has its first turn."""
+    asked, started = replica(), replica()
+    async with client(asked, "admin") as admin:
+        await admin.post("/tokens/ci/revoke", json=REVOCATION)
+    started.runtime.database = None
+    started.loops = [loop for loop in started.loops if loop.name != "tokens"]
+    app = started.app()
+    async with app.router.lifespan_context(app), client(started, "ci") as ci:
+        await until(lambda: started.runtime.database is not None)
+        assert (await ci.get("/audit")).status_code == 401

@@ -1,5 +1,6 @@
 """Scopes of tokens, and rejections as problem documents."""
 
+import resource
 from datetime import timedelta
 from pathlib import Path
 
@@ -93,6 +94,20 @@ def test_the_file_is_read_again_and_a_bad_one_keeps_the_last_good(tmp_path: Path
     assert tokens.find("a") is not None
     path.write_text(f"- {{name: b, sha256: {hash_secret('b')}, scopes: [admin]}}")
     assert (tokens.find("a"), tokens.find("b") is not None, tokens.refused) == (None, True, ())
+
+
+def test_a_file_that_cannot_be_read_for_a_while_is_read_afterwards(tmp_path: Path) -> None:
+    """Although it does not change then: here the process has no free descriptor, as in a flood."""
+    path = tmp_path / "tokens.yaml"
+    path.write_text(f"- {{name: a, sha256: {hash_secret('a')}, scopes: [admin]}}")
+    tokens, limits = Tokens(path), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        assert tokens.find("a") is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "Too many open files" in tokens.refused[0]
+    assert (tokens.find("a") is not None, tokens.refused) == (True, ())
 
 
 GOOD = {"name": "good", "sha256": hash_secret("good"), "scopes": ["read"]}

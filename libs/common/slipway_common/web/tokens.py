@@ -100,6 +100,8 @@ class Tokens:
                 self._read_at = stamp
                 self._read(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError, Invalid) as error:
+            if isinstance(error, OSError):
+                self._read_at = (0, 0, 0)  # what prevented the reading may pass without a change of the file
             why = error.strerror if isinstance(error, OSError) and error.strerror else "it is no list of tokens in YAML"
             self._refuse((f"{self.path}: {why}; the last good content stays in force",))
         return self._tokens
