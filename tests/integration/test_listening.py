@@ -27,9 +27,10 @@ from slipway_common.base.clock import utc_now
 from slipway_common.base.tls import client_context
 from slipway_common.web import beside, connections
 from slipway_common.web.certificates import find_problems
-from slipway_common.web.listening import ForHost, ListenerSettings, divided, server_options
+from slipway_common.web.listening import ForHost, ListenerSettings, Server, divided, server_options
 from slipway_local.servers.ports import free_ports
 from tests.support.authority import Authority
+from tests.support.harness import until
 
 
 async def whoami(request: Request) -> JSONResponse:
@@ -53,7 +54,7 @@ async def serving(**given: Any) -> AsyncIterator[int]:
     app = Starlette(routes=routes)
     if settings.allowed_hosts:
         app.add_middleware(ForHost, allowed=divided(settings.allowed_hosts))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, **server_options(settings)))
+    server = Server(uvicorn.Config(app, log_config=None, **server_options(settings)))
     listening = socket.create_server(("127.0.0.1", port))
     task = asyncio.create_task(server.serve([listening]))
     try:
@@ -218,6 +219,13 @@ async def test_half_a_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch,
         assert (await left_open(port, whole + sent)).count(b"200 OK") == 1
 
 
+async def test_half_a_hand_shake_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop would wait for a minute."""
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
+    async with serving(tls_certificate_file=Authority(tmp_path).issue("service")) as port, asyncio.timeout(30):
+        assert await left_open(port, b"\x16\x03") == b""
+
+
 async def test_a_body_that_comes_in_parts_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "BODY_SECONDS", 0.2)
     monkeypatch.setattr(connections, "BODY_BYTES", 1)
@@ -241,6 +249,30 @@ async def test_connections_that_send_nothing_keep_nobody_out() -> None:
             assert (await http.get(f"http://127.0.0.1:{port}/whoami")).is_success
         assert await waiting[0][0].read() == b""
         for _, writer in waiting:
+            writer.close()
+
+
+async def test_connections_that_come_together_close_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one of them for all, by which the number would grow without a bound."""
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 600.0)
+    async with serving(connections_max=5) as port:
+        opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(50)))
+        ended = [asyncio.create_task(reader.read()) for reader, _ in opened]
+        await until(lambda: sum(task.done() for task in ended) == 45)
+        for _, writer in opened:
+            writer.close()
+        await asyncio.gather(*ended)
+
+
+async def test_connections_of_all_ports_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has so many files for all of them."""
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 600.0)
+    app = Starlette(routes=[Route("/whoami", whoami)])
+    settings = ListenerSettings(connections_max=3)
+    async with serving(connections_max=3) as port, beside.served(app, settings, "127.0.0.1", 0) as other:
+        opened = [await asyncio.open_connection("127.0.0.1", each) for each in (port, port, other, other)]
+        assert await opened[0][0].read() == b""
+        for _, writer in opened:
             writer.close()
 
 

@@ -24,9 +24,10 @@ OWN_FILES: Final = 256
 
 
 class TimedProtocol(HttpToolsProtocol):
-    """Protocol of one connection. `connections_max` is that of the process."""
+    """Protocol of one connection. `connections_max` is that of the process, on all of its ports."""
 
     connections_max: ClassVar[int] = 4_096
+    opened: ClassVar[set["TimedProtocol"]] = set()
     waiting: ClassVar[dict["TimedProtocol", None]] = {}
     """Connections without a complete header, in the order in which their wait began."""
 
@@ -35,13 +36,19 @@ class TimedProtocol(HttpToolsProtocol):
         self._in_header, self._in_body = True, False
         self._began, self._body_bytes = monotonic_seconds(), 0
         self._timer: asyncio.TimerHandle | None = None
+        self.opened.add(self)
         self.waiting[self] = None
         self._watch()
-        if len(self.connections) > self.connections_max:
-            next(iter(self.waiting)).transport.close()
+        if len(self.opened) > self.connections_max:
+            next(iter(self.waiting)).close()
+
+    def close(self) -> None:
+        """Close the connection, which counts no longer: others that come before its end each close another one."""
+        self._forget()
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.waiting.pop(self, None)
+        self._forget()
         self._unwatch()
         super().connection_lost(exc)
 
@@ -78,6 +85,10 @@ class TimedProtocol(HttpToolsProtocol):
         if not self.pipeline and not self.transport.is_closing():
             self.waiting[self] = None
 
+    def _forget(self) -> None:
+        self.opened.discard(self)
+        self.waiting.pop(self, None)
+
     def _watch(self) -> None:
         if self._timer is None:
             self._timer = self.loop.call_later(self._left_seconds(), self._expire)
@@ -111,5 +122,5 @@ def timed_protocol(connections_max: int) -> dict[str, Any]:
     if soft < wanted:
         soft = min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    own = {"connections_max": min(connections_max, max(1, soft - OWN_FILES)), "waiting": {}}
-    return {"http": type("TimedProtocol", (TimedProtocol,), own)}
+    most = min(connections_max, max(1, soft - OWN_FILES))
+    return {"http": type("TimedProtocol", (TimedProtocol,), {"connections_max": most})}

@@ -1,16 +1,19 @@
 """How a service listens: addresses, TLS by certificate files, proxies before it, and the names that it answers to."""
 
+import asyncio
 import ipaddress
+import socket
 import ssl
 from pathlib import Path
 from typing import Any, Final, Self
 
+import uvicorn
 from pydantic import model_validator
 from starlette.datastructures import Headers
 
 from slipway_common.base.settings import EnvironmentSettings
 from slipway_common.base.tls import server_context
-from slipway_common.web.connections import timed_protocol
+from slipway_common.web import connections
 from slipway_common.web.problem import Problem, answer
 
 HEADERS: Final = (
@@ -67,6 +70,26 @@ class ListenerSettings(EnvironmentSettings):
         )
 
 
+class Server(uvicorn.Server):
+    """Server whose hand-shakes of TLS have as long as a header."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        limit_hand_shakes(asyncio.get_running_loop())
+        await super().startup(sockets)
+
+
+def limit_hand_shakes(loop: Any) -> None:
+    """Limit the time of hand-shakes with servers of an event loop, which waits a minute for each. Until then a
+    connection is not counted, and not ours to close."""
+    create = type(loop).create_server
+
+    async def create_server(*arguments: Any, ssl: ssl.SSLContext | None = None, **options: Any) -> Any:
+        limit = {} if ssl is None else {"ssl_handshake_timeout": connections.HEADER_SECONDS}
+        return await create(loop, *arguments, ssl=ssl, **limit | options)
+
+    loop.create_server = create_server
+
+
 def server_options(settings: ListenerSettings) -> dict[str, Any]:
     """Arguments of uvicorn's configuration."""
     context = settings.tls_context()
@@ -75,7 +98,7 @@ def server_options(settings: ListenerSettings) -> dict[str, Any]:
         "proxy_headers": bool(settings.trusted_proxies),
         "server_header": False,
         "headers": [*HEADERS, *(OVER_TLS if context is not None else ())],
-        **timed_protocol(settings.connections_max),
+        **connections.timed_protocol(settings.connections_max),
         "ssl_context_factory": None if context is None else lambda *_: context,
     }
 
