@@ -1,6 +1,7 @@
 """Lists in pages: each item once and in order, while items are added, changed and deleted."""
 
 from collections.abc import AsyncIterator, Callable
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -78,6 +79,19 @@ SELECT 'c', id, {START}, 'p', 1 FROM unnest($1::text[]) AS g (id)""",
         "worker_error_hour",
         "code",
         shown=lambda row: str(row["code"]),
+    ),
+    "console outputs": Listed(
+        "/console-outputs",
+        # Many of one time, as of machines of one batch.
+        f"""
+INSERT INTO console_output (image_revision, account_id, pool_id, launch_config_id, batch_id, worker_id, instance_id,
+    reason, requested_at, due_at)
+SELECT id, 'a', 'p', 'c', id::uuid, id::uuid, 'i', 'r', {START} + n / 100 * interval '1 s', NULL
+FROM unnest($1::text[]) WITH ORDINALITY AS g (id, n)""",
+        "UPDATE console_output SET settled_at = now() WHERE image_revision = ANY ($1)",
+        "console_output",
+        "image_revision",
+        shown=lambda row: str(row["image_revision"]),
     ),
     "demand": Listed(
         "/demand?pool=linux",
@@ -167,17 +181,26 @@ async def test_each_lease_is_listed_once_and_in_order(world: World) -> None:
         await walk(client, world.replica.pool, LEASES)
 
 
-@pytest.mark.parametrize("cursor", ["x", "bm9uZQ", "W10", "WyIwMDAwIl0", "WzFd", "eyJhIjoxfQ", "é", "%00", "a" * 1_999])
-@pytest.mark.parametrize(
-    "path", ["/workers", "/pools/linux/decisions", "/demand", "/errors", "/errors/totals", "/dead-letters"]
+PATHS: Final = (
+    "/workers",
+    "/pools/linux/decisions",
+    "/demand",
+    "/errors",
+    "/errors/totals",
+    "/dead-letters",
+    "/console-outputs",
 )
-async def test_what_is_no_cursor_is_refused(provisioner: Provisioner, path: str, cursor: str) -> None:
+NO_CURSORS: Final = ("x", "bm9uZQ", "W10", "WyIwMDAwIl0", "WzFd", "eyJhIjoxfQ", "é", "%00", "a" * 1_999)
+
+
+async def test_what_is_no_cursor_is_refused(provisioner: Provisioner) -> None:
     await provisioner.declare(declared())
     async with provisioner.client() as client:
-        answer = await client.get(path, params={"cursor": cursor})
-    if not (path == "/errors" and cursor == "WzFd"):  # of a list of numbered rows
-        assert answer.status_code == 422
-        assert "cursor: not one of this list" in answer.json()["detail"]
+        for path, cursor in product(PATHS, NO_CURSORS):
+            answer = await client.get(path, params={"cursor": cursor})
+            if (path, cursor) != ("/errors", "WzFd"):  # of a list of numbered rows
+                assert answer.status_code == 422, (path, cursor)
+                assert "cursor: not one of this list" in answer.json()["detail"], (path, cursor)
 
 
 async def test_limits(provisioner: Provisioner) -> None:

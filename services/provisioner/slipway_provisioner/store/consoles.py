@@ -1,13 +1,15 @@
 """Console output of machines that never registered: one per image revision, fetched once over all replicas."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from slipway_api.events.lifecycle import REGISTERED
 from slipway_api.http.provisioner import workers as wire
+from slipway_common.database.places import LAST_TIME, Text
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, given, names, seconds
 from slipway_provisioner.domain.consoles import ConsoleOutput
@@ -62,7 +64,8 @@ ANY_OPEN: Final = """
 SELECT EXISTS (SELECT FROM console_output WHERE settled_at IS NOT NULL AND resolved_at IS NULL)"""
 LISTED: Final = f"""
 SELECT {names(FIELDS)}, requested_at, settled_at, resolved_at, lines, problem FROM console_output
-WHERE $1::text IS NULL OR image_revision = $1 ORDER BY requested_at DESC LIMIT $2"""
+WHERE ($1::text IS NULL OR image_revision = $1) AND (requested_at, image_revision) < ($2, $3)
+ORDER BY requested_at DESC, image_revision DESC LIMIT $4"""
 USER_DATA: Final = """
 SELECT id, name, pool_id, region, zone, instance_type, image_revision, settings, user_data
 FROM launch_config WHERE id = $1"""
@@ -102,9 +105,21 @@ async def resolve(tx: Connection) -> list[str]:
     return [row["image_revision"] for row in await tx.fetch(RESOLVE)]
 
 
-async def listed(db: Connection, image_revision: str | None, limit: int) -> list[wire.ConsoleOutput]:
-    """Console outputs for people, newest first."""
-    rows = await db.fetch(LISTED, image_revision, limit)
+class ConsolePlace(NamedTuple):
+    """Place in the list of console outputs."""
+
+    requested_at: datetime
+    image_revision: Text
+
+
+FIRST: Final = ConsolePlace(LAST_TIME, "")
+
+
+async def listed(
+    db: Connection, image_revision: str | None, limit: int, *, after: ConsolePlace = FIRST
+) -> list[wire.ConsoleOutput]:
+    """Console outputs for people, newest first, from the one after that place."""
+    rows = await db.fetch(LISTED, image_revision, *after, limit)
     return [wire.ConsoleOutput(**row) for row in rows]
 
 
