@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -44,12 +45,16 @@ class Simulated(Provider):
 
     def __init__(self, settings: ProviderSettings) -> None:
         self.settings = settings
-        self.client = httpx2.AsyncClient(
-            timeout=settings.timeout_seconds, limits=httpx2.Limits(max_connections=200, max_keepalive_connections=50)
-        )
+
+    @cached_property
+    def client(self) -> httpx2.AsyncClient:
+        """Made for the first call, since it reads the certificates of the system."""
+        limits = httpx2.Limits(max_connections=200, max_keepalive_connections=50)
+        return httpx2.AsyncClient(timeout=self.settings.timeout_seconds, limits=limits)
 
     async def close(self) -> None:
-        await self.client.aclose()
+        if "client" in vars(self):
+            await self.client.aclose()
 
     def problem(self, account_settings: Mapping[str, Any], region: str) -> str:
         url = account_settings.get("url")
