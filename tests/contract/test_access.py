@@ -186,8 +186,8 @@ def write_tokens(path: Path, held: Iterable[Held]) -> dict[Held, str]:
 
 @pytest.mark.parametrize("service", TABLE)
 async def test_every_route(service: str, tmp_path: Path) -> None:
-    """Each route × kind of token × owner × expiry: the table and the scopes say who is let in, and all others are
-    refused before anything else."""
+    """Each route × kind of token × owner, and × expiry for those that are let in: the table and the scopes say who is,
+    and all others are refused before anything else."""
     app, wrong = apps()[service], []
     secrets = write_tokens(tmp_path / "tokens.yaml", tokens() if service != "simulator" else ())
     if service != "simulator":
@@ -202,12 +202,22 @@ async def test_every_route(service: str, tmp_path: Path) -> None:
         client = await stack.enter_async_context(httpx2.AsyncClient(transport=transport, base_url="http://service"))
         for (method, path), access in TABLE[service].items():
             for caller, secret in callers.items():
+                if ends_in_vain(caller, access, path):
+                    continue
                 app.state.limits = CallerLimits(1.0)
                 headers = {"Authorization": f"Bearer {secret}"} if secret else {}
                 found = refusal(await client.request(method, filled(path, MINE), headers=headers))
                 if found != (right := expected(caller, access, path)):
                     wrong.append((method, path, caller, found, right))
     assert wrong == []
+
+
+def ends_in_vain(caller: str | Held, access: str, path: str) -> bool:
+    """True for a token with an expiry that is refused without one. Those of one scope show that the expiry is judged
+    before the scope."""
+    if isinstance(caller, str) or not caller.expiry or caller.scope == "read:metrics":
+        return False
+    return expected(caller._replace(expiry=""), access, path) != ""
 
 
 def refusal(answer: httpx2.Response) -> str:
@@ -295,7 +305,7 @@ async def lease_broker_of_mine(postgres: EmbeddedPostgres, folder: Path) -> Asyn
 @contextlib.asynccontextmanager
 async def calculator_of_mine(postgres: EmbeddedPostgres, _: Path) -> AsyncIterator[Given]:
     signal = {"target_kind": "zone", "target_id": MINE, "kind": "degraded", "reason": "test"}
-    async with calculator_on(postgres.url()) as calculator:
+    async with calculator_on(postgres) as calculator:
         await calculator.consume(config_in(MINE, owner=MINE))
         service = weight_calculator.build(WeightCalculatorSettings(**NO_SERVERS))
         service.runtime.database = calculator.database

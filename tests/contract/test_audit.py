@@ -227,7 +227,7 @@ async def write_lease_broker(postgres: EmbeddedPostgres, folder: Path) -> set[st
 
 async def write_weight_calculator(postgres: EmbeddedPostgres, folder: Path) -> set[str]:
     """Routes of the weight-calculator that left their rows."""
-    async with calculator_on(postgres.url()) as calculator:
+    async with calculator_on(postgres) as calculator:
         await calculator.consume(declared_config("zone-b"))
         async with signal_caller(calculator, folder, ("admin",), name="admin") as client:
             writer = Writer("weight-calculator", client)

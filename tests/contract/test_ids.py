@@ -55,12 +55,12 @@ from slipway_simulator.ledger import read
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.contract.test_signals_api import caller
-from tests.contract.test_simulator import serving
 from tests.support.harness import PATIENCE_SECONDS
 from tests.support.lease_broker import terms
 from tests.support.lease_broker_http import world_on
 from tests.support.providers import provider_settings
 from tests.support.provisioner import Provisioner, administrator, declared, provisioner_on, report, weight
+from tests.support.serving import serving
 from tests.support.weight_calculator import calculator_on
 
 ID: Final = "gecko-t/t-linux-large"  # as Taskcluster names its pools
@@ -479,7 +479,7 @@ async def test_a_signal_on_an_id_with_slashes(postgres: EmbeddedPostgres, tmp_pa
         state="active",
         revision=1,
     )
-    async with calculator_on(postgres.url()) as calculator:
+    async with calculator_on(postgres) as calculator:
         await calculator.consume(config)
         body = {"target_kind": kind, "target_id": ID, "kind": "degraded", "reason": "r"}
         async with caller(calculator, tmp_path, [f"signal:write:{kind}:gecko-t/*", "read"]) as client:

@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx2
 import msgspec
@@ -37,7 +37,7 @@ BINARY = {"ce-specversion": "1.0", "ce-id": "7", "ce-source": "/page", "ce-type"
 @pytest.fixture
 async def calculator(postgres: EmbeddedPostgres) -> AsyncIterator[Calculator]:
     """Three declared zones of one pool, at START."""
-    async with calculator_on(postgres.url()) as calculator:
+    async with calculator_on(postgres) as calculator:
         await calculator.consume(*map(declared, ZONES))
         yield calculator
 
@@ -221,86 +221,83 @@ async def test_a_worker_belongs_to_the_owner_of_its_launch_config_while_it_boots
     assert found == [202, 403, 403, 403]
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason", "detail"),
-    [
-        ({"kind": "up"}, "kind", f"unknown kind 'up'; known: {', '.join(KINDS)}"),
-        ({"target_kind": "planet"}, "target", "unknown target kind 'planet'; known: worker, config"),
-        ({"target_id": "zone-z"}, "unreached", "no launch config belongs to zone 'zone-z'"),
-        ({"ttl_seconds": 0}, "ttl", "must be above 0"),
-        ({"ttl_seconds": 1e9}, "ttl", "at most 86400"),
-        ({"observed_at": after(-601).isoformat()}, "expired", "it expired 1 s ago"),
-        ({"observed_at": after(61).isoformat()}, "future", "in the future"),
-        ({"value": 2}, "value", "2 is not between 0 and 1"),
-        ({"kind": "pause_request"}, "target", "a pause_request needs target kind config, not zone"),
-        (
-            {"kind": "pause_request", "target_kind": "config", "target_id": "nope"},
-            "unreached",
-            "there is no launch config 'nope'",
-        ),
-        (
-            {"kind": "resume_request", "target_kind": "config", "target_id": "nope"},
-            "unreached",
-            "there is no launch config 'nope'",
-        ),
-        ({"kind": "down", "target_kind": "worker"}, "unreached", "is not booting"),
-        (
-            {"kind": "spot_interruption", "target_kind": "worker", "target_id": "i-0001"},
-            "target",
-            "'i-0001' is not a worker id",
-        ),
-        ({"kind": "capacity_hint"}, "value", "a capacity_hint needs a value"),
-        (
-            {"kind": "down", "target_kind": "pool", "target_id": "linux"},
-            "share",
-            "would trip 3 of 3 active launch configs",
-        ),
-        ({"kind": "down"}, "source", "may not raise down for target kind 'zone'"),
-        ({"source": "pager"}, "source", "the body names 'pager', but the token belongs to 'status-page'"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-async def test_a_signal_against_the_rules_is_refused(
-    calculator: Calculator, tmp_path: Path, changes: dict[str, Any], reason: str, detail: str
-) -> None:
+AGAINST_RULES: Final[list[tuple[dict[str, Any], str, str]]] = [
+    # changes, reason, detail
+    ({"kind": "up"}, "kind", f"unknown kind 'up'; known: {', '.join(KINDS)}"),
+    ({"target_kind": "planet"}, "target", "unknown target kind 'planet'; known: worker, config"),
+    ({"target_id": "zone-z"}, "unreached", "no launch config belongs to zone 'zone-z'"),
+    ({"ttl_seconds": 0}, "ttl", "must be above 0"),
+    ({"ttl_seconds": 1e9}, "ttl", "at most 86400"),
+    ({"observed_at": after(-601).isoformat()}, "expired", "it expired 1 s ago"),
+    ({"observed_at": after(61).isoformat()}, "future", "in the future"),
+    ({"value": 2}, "value", "2 is not between 0 and 1"),
+    ({"kind": "pause_request"}, "target", "a pause_request needs target kind config, not zone"),
+    (
+        {"kind": "pause_request", "target_kind": "config", "target_id": "nope"},
+        "unreached",
+        "there is no launch config 'nope'",
+    ),
+    (
+        {"kind": "resume_request", "target_kind": "config", "target_id": "nope"},
+        "unreached",
+        "there is no launch config 'nope'",
+    ),
+    ({"kind": "down", "target_kind": "worker"}, "unreached", "is not booting"),
+    (
+        {"kind": "spot_interruption", "target_kind": "worker", "target_id": "i-0001"},
+        "target",
+        "'i-0001' is not a worker id",
+    ),
+    ({"kind": "capacity_hint"}, "value", "a capacity_hint needs a value"),
+    (
+        {"kind": "down", "target_kind": "pool", "target_id": "linux"},
+        "share",
+        "would trip 3 of 3 active launch configs",
+    ),
+    ({"kind": "down"}, "source", "may not raise down for target kind 'zone'"),
+    ({"source": "pager"}, "source", "the body names 'pager', but the token belongs to 'status-page'"),
+]
+
+
+async def test_a_signal_against_the_rules_is_refused(calculator: Calculator, tmp_path: Path) -> None:
     """The answer has the category and text of the reason; nothing is stored or published."""
-    before, body = counted(reason), BODY | changes
-    rules = "unnamed: {kinds: [degraded]}" if (changes, reason) == ({"kind": "down"}, "source") else ""
-    async with caller(calculator, tmp_path, rules=rules) as client:
-        answer = await client.post("/signals", json=body)
-        problem = answer.json()
-        assert (answer.status_code, problem["type"]) == (422, "urn:slipway:problem:signal-refused")
-        assert problem["detail"].startswith(f"{reason}: ")
-        assert detail in problem["detail"]
-        assert (await client.get("/signals")).json() == {"items": [], "refused": []}
+    for changes, reason, detail in AGAINST_RULES:
+        before = counted(reason)
+        rules = "unnamed: {kinds: [degraded]}" if (changes, reason) == ({"kind": "down"}, "source") else ""
+        async with caller(calculator, tmp_path, rules=rules) as client:
+            answer = await client.post("/signals", json=BODY | changes)
+            problem = answer.json()
+            assert (answer.status_code, problem["type"]) == (422, "urn:slipway:problem:signal-refused"), changes
+            assert problem["detail"].startswith(f"{reason}: "), changes
+            assert detail in problem["detail"]
+            assert (await client.get("/signals")).json() == {"items": [], "refused": []}
+        assert counted(reason) == before + ("source" not in changes), changes
     assert await raised(calculator) == []
-    assert counted(reason) == before + ("source" not in changes)
 
 
-@pytest.mark.parametrize(
-    ("headers", "body", "status", "detail"),
-    [
-        ({}, "{", 400, "truncated"),
-        ({}, "[]", 422, "Expected `object`, got `array`"),
-        ({}, json.dumps(BODY | {"target": "x"}), 422, "unknown field `target`"),
-        ({}, json.dumps(BODY | {"reason": ""}), 422, "length >= 1"),
-        ({}, json.dumps(BODY | {"reason": "x" * 501}), 422, "length <= 500"),
-        ({}, json.dumps(BODY | {"observed_at": "2030-01-01T00:00:00"}), 422, "timezone"),
-        ({}, json.dumps(BODY | {"ttl_seconds": "600"}), 422, "Expected `float`, got `str`"),
-        (BINARY | {"ce-type": "io.odd.v1"}, json.dumps(BODY), 422, "'io.odd.v1' is not the type of a signal"),
-        (BINARY | {"ce-specversion": "0.3"}, json.dumps(BODY), 422, "specversion (1.0), id, source and type"),
-        ({"content-type": "application/cloudevents+json"}, json.dumps(BODY), 422, "missing required field"),
-        ({"content-type": "application/cloudevents+json"}, json.dumps(structured(BODY, id="")), 422, "specversion"),
-    ],
-)
-async def test_a_malformed_signal_is_refused(
-    calculator: Calculator, tmp_path: Path, headers: dict[str, str], body: str, status: int, detail: str
-) -> None:
+MALFORMED: Final[list[tuple[dict[str, str], str, int, str]]] = [
+    # headers, body, status, detail
+    ({}, "{", 400, "truncated"),
+    ({}, "[]", 422, "Expected `object`, got `array`"),
+    ({}, json.dumps(BODY | {"target": "x"}), 422, "unknown field `target`"),
+    ({}, json.dumps(BODY | {"reason": ""}), 422, "length >= 1"),
+    ({}, json.dumps(BODY | {"reason": "x" * 501}), 422, "length <= 500"),
+    ({}, json.dumps(BODY | {"observed_at": "2030-01-01T00:00:00"}), 422, "timezone"),
+    ({}, json.dumps(BODY | {"ttl_seconds": "600"}), 422, "Expected `float`, got `str`"),
+    (BINARY | {"ce-type": "io.odd.v1"}, json.dumps(BODY), 422, "'io.odd.v1' is not the type of a signal"),
+    (BINARY | {"ce-specversion": "0.3"}, json.dumps(BODY), 422, "specversion (1.0), id, source and type"),
+    ({"content-type": "application/cloudevents+json"}, json.dumps(BODY), 422, "missing required field"),
+    ({"content-type": "application/cloudevents+json"}, json.dumps(structured(BODY, id="")), 422, "specversion"),
+]
+
+
+async def test_a_malformed_signal_is_refused(calculator: Calculator, tmp_path: Path) -> None:
     async with caller(calculator, tmp_path) as client:
-        answer = await client.post("/signals", content=body, headers=headers)
-    assert answer.status_code == status
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert detail in answer.json()["detail"]
+        for headers, body, status, detail in MALFORMED:
+            answer = await client.post("/signals", content=body, headers=headers)
+            assert answer.status_code == status, (headers, body)
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert detail in answer.json()["detail"], (headers, body)
     assert await raised(calculator) == []
 
 

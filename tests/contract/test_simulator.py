@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from slipway_simulator.ledger import Ledger, read
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings
 from tests.support.harness import PATIENCE_SECONDS
+from tests.support.serving import serving
 
 SCENARIO: dict[str, Any] = {
     "seed": 7,
@@ -154,20 +154,6 @@ class Simulated:
 
     def written(self, kind: type[Fact]) -> list[Any]:
         return [fact for fact in read(self.settings.ledger) if isinstance(fact, kind)]
-
-
-@asynccontextmanager
-async def serving(config: uvicorn.Config) -> AsyncIterator[None]:
-    server = uvicorn.Server(config)
-    serve = asyncio.create_task(server.serve())
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not server.started:
-            await asyncio.sleep(0.01)
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await serve
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from slipway_client.transport.patience import Patience
 from slipway_common.base.clock import monotonic_seconds
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.drills.proxy import Proxy
-from tests.support.deployment import listening
 from tests.support.harness import until
 from tests.support.lease_broker_http import World, world_on
+from tests.support.serving import listening
 
 TIMEOUT_SECONDS: Final = 0.4
 LATE_SECONDS: Final = 1.0

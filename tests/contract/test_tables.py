@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
+from itertools import product
 from random import Random
 from string import ascii_letters, digits
 from typing import Any, Final
@@ -50,47 +51,52 @@ from slipway_provisioner.store import tables as provisioner
 from slipway_provisioner.store.tables import launch_config
 from slipway_weight_calculator.store import tables as calculator
 
-
-@pytest.mark.parametrize("instance_type", ["m5.large", "m5", "u-6tb1.56xlarge.metal", ".large", "", "é/ü.1"])
-@pytest.mark.parametrize(
-    ("lifecycle", "capacity", "family"),
-    [(None, "", ""), ("spot", "", "standard-spot"), ("spots", "", ""), (7, "sim-1/z%20/m5.large/spot", "standard")],
+TYPES: Final = ("m5.large", "m5", "u-6tb1.56xlarge.metal", ".large", "", "é/ü.1")
+KINDS: Final = (
+    # lifecycle, capacity and family as declared
+    (None, "", ""),
+    ("spot", "", "standard-spot"),
+    ("spots", "", ""),
+    (7, "sim-1/z%20/m5.large/spot", "standard"),
 )
-async def test_generated_keys_are_those_of_the_calculator(
-    postgres: EmbeddedPostgres, instance_type: str, lifecycle: Any, capacity: str, family: str
-) -> None:
+
+
+async def test_generated_keys_are_those_of_the_calculator(postgres: EmbeddedPostgres) -> None:
     """The provisioner's keys are generated columns, the weight-calculator's come from `events/scopes`."""
-    values = {
-        "image_revision": "linux/1",
-        "account_id": "ci/a",
-        "region": "sim-1",
-        "zone": "zone%a",
-        "instance_type": instance_type,
-        "settings": msgspec.json.encode({"lifecycle": lifecycle}).decode(),
-        "capacity": capacity,
-        "quota_family": family,
-        "subnet": "" if family else "subnet/%",
-        "image": "" if family else "aws/ami%1",
-    }
     generated = {field.name: str(field.computed.sqltext) for field in launch_config.c if field.computed is not None}
-    types = {name: "jsonb" if name == "settings" else "text" for name in values}
-    given = ", ".join(f"${place}::{types[name]} AS {name}" for place, name in enumerate(values, 1))
     connection = await asyncpg.connect(await postgres.create_database(new_id()))
     try:
         await connection.execute(PERCENT_ENCODED)
-        query = f"SELECT {', '.join(generated.values())} FROM (SELECT {given}) AS launch_config"
-        keys = dict(zip(generated, await connection.fetchrow(query, *values.values()), strict=True))
+        for instance_type, (lifecycle, capacity, family) in product(TYPES, KINDS):
+            values = {
+                "image_revision": "linux/1",
+                "account_id": "ci/a",
+                "region": "sim-1",
+                "zone": "zone%a",
+                "instance_type": instance_type,
+                "settings": msgspec.json.encode({"lifecycle": lifecycle}).decode(),
+                "capacity": capacity,
+                "quota_family": family,
+                "subnet": "" if family else "subnet/%",
+                "image": "" if family else "aws/ami%1",
+            }
+            types = {name: "jsonb" if name == "settings" else "text" for name in values}
+            given = ", ".join(f"${place}::{types[name]} AS {name}" for place, name in enumerate(values, 1))
+            query = f"SELECT {', '.join(generated.values())} FROM (SELECT {given}) AS launch_config"
+            keys = dict(zip(generated, await connection.fetchrow(query, *values.values()), strict=True))
+            assert keys == {
+                "image_key": image_key("linux/1" if family else "aws/ami%1").text,
+                "quota_key": quota_key("ci/a", "sim-1", instance_type, family).text,
+                "credential_key": credential_key("ci/a").text,
+                "capacity_key": Key("capacity", capacity).text
+                if capacity
+                else capacity_key(
+                    "ci/a", "sim-1", "zone%a", instance_type, lifecycle_of({"lifecycle": lifecycle})
+                ).text,
+                "subnet_key": "" if family else subnet_key("ci/a", "sim-1", "subnet/%").text,
+            }
     finally:
         await connection.close()
-    assert keys == {
-        "image_key": image_key("linux/1" if family else "aws/ami%1").text,
-        "quota_key": quota_key("ci/a", "sim-1", instance_type, family).text,
-        "credential_key": credential_key("ci/a").text,
-        "capacity_key": Key("capacity", capacity).text
-        if capacity
-        else capacity_key("ci/a", "sim-1", "zone%a", instance_type, lifecycle_of({"lifecycle": lifecycle})).text,
-        "subnet_key": "" if family else subnet_key("ci/a", "sim-1", "subnet/%").text,
-    }
 
 
 # Bytes of texts in indexes that are no names, by column or by table and column.

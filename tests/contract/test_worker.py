@@ -175,6 +175,7 @@ async def test_a_machine_that_its_provider_takes_back(scene: Scene, arguments: t
     script = f"{HOOK} claimed --task task-1; {' '.join(task)}; {HOOK} idle; while :; do sleep 0.05; done"
     wrapped = ("--", "sh", "-c", script) if arguments == ("wrap",) else ()
     async with fake_imds() as imds, scene.serving():
+        imds.hold()
         agent = await scene.start(*arguments, *wrapped, imds=imds)
         await until(lambda: scene.provisioner.database.fetchval("SELECT count(*) FROM claim"))
         assert (await scene.worker()).instance_id == INSTANCE_ID
@@ -194,6 +195,7 @@ async def test_a_task_ends_with_its_machine(scene: Scene) -> None:
     """The machine ends at once: its task is terminated, and not finished at the queue, where it waits again."""
     scene.queue.commands.append(["sleep", "600"])
     async with fake_imds() as imds, scene.serving():
+        imds.hold()
         agent = await scene.start("run", imds=imds)
         await until(lambda: scene.provisioner.database.fetchval("SELECT count(*) FROM claim"))
         imds.interrupt(utc_now().strftime("%Y-%m-%dT%H:%M:%SZ"))

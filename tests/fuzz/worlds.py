@@ -200,7 +200,7 @@ async def provisioner(server: EmbeddedPostgres, folder: Path) -> AsyncIterator[W
 @contextlib.asynccontextmanager
 async def weight_calculator(server: EmbeddedPostgres, folder: Path) -> AsyncIterator[World]:
     """Three declared launch configs with outcomes."""
-    async with calculating.calculator_on(server.url()) as made:
+    async with calculating.calculator_on(server) as made:
         await made.consume(*map(calculating.declared, ("zone-a", "zone-b", "zone-c")))
         await made.consume(calculating.ok())
         tokens = folder / "tokens.yaml"

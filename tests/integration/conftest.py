@@ -12,7 +12,7 @@ from tests.support.weight_calculator import Calculator, calculator_on, declared,
 @pytest.fixture
 async def calculator(postgres: EmbeddedPostgres) -> AsyncIterator[Calculator]:
     """Three declared zones of one pool, published."""
-    async with calculator_on(postgres.url()) as calculator:
+    async with calculator_on(postgres) as calculator:
         await calculator.consume(*map(declared, ZONES))
         await calculator.publish()
         yield calculator

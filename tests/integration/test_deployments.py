@@ -16,10 +16,10 @@ from slipway_provisioner.providers.simulated import Simulated
 from slipway_provisioner.store import accounts, pools
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
-from tests.contract.test_simulator import serving
 from tests.support.harness import PATIENCE_SECONDS
 from tests.support.providers import provider_settings
 from tests.support.provisioner import Provisioner, after, declared, provisioner_on, report
+from tests.support.serving import serving
 
 PASSES = 5
 

@@ -90,25 +90,17 @@ SELECT (SELECT count(*) FROM demand) + (SELECT count(*) FROM launch_stop) + (SEL
     + (SELECT sum(revision) FROM launch_config) + (SELECT sum(revision) FROM worker_pool)"""
 
 
-@pytest.mark.parametrize(("method", "path", "body", "scopes", "status", "kind"), BAD)
-async def test_refused_requests(
-    provisioner: Provisioner,
-    tmp_path: Path,
-    method: str,
-    path: str,
-    body: Any,
-    scopes: tuple[str, ...],
-    status: int,
-    kind: str,
-) -> None:
+async def test_refused_requests(provisioner: Provisioner, tmp_path: Path) -> None:
     """They return a problem with a stable type and change nothing."""
     await provisioner.declare()
     before = await provisioner.database.fetchval(CHANGED)
-    async with administrator(provisioner, tmp_path, scopes) as client:
-        answer = await client.request(method, path, json=body)
-    assert (answer.status_code, answer.json()["type"]) == (status, f"urn:slipway:problem:{kind}")
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert await provisioner.database.fetchval(CHANGED) == before
+    for method, path, body, scopes, status, kind in BAD:
+        async with administrator(provisioner, tmp_path, scopes) as client:
+            answer = await client.request(method, path, json=body)
+        case = (method, path, body, scopes)
+        assert (answer.status_code, answer.json()["type"]) == (status, f"urn:slipway:problem:{kind}"), case
+        assert answer.headers["content-type"] == "application/problem+json", case
+        assert await provisioner.database.fetchval(CHANGED) == before, case
 
 
 async def test_writes_need_a_token(provisioner: Provisioner) -> None:

@@ -142,7 +142,7 @@ async def test_what_monitors_say(
 ) -> None:
     """Signals that take effect, refused ones, and dead letters."""
     said_text, part = said
-    async with calculator_on(postgres.url()) as calculator:
+    async with calculator_on(postgres) as calculator:
         await calculator.consume(declared("zone-a"))
         with logged() as lines:
             await calculator.consume(signal("degraded", "config", "zone-a", said_text, value=0.5, observed_at=START))

@@ -24,7 +24,7 @@ ZONES = ("zone-a", "zone-b", "zone-c")
 @pytest.fixture
 async def calculator(postgres: EmbeddedPostgres) -> AsyncIterator[Calculator]:
     """Three declared zones of one pool, published."""
-    async with calculator_on(postgres.url()) as calculator:
+    async with calculator_on(postgres) as calculator:
         await calculator.consume(*map(declared, ZONES))
         await calculator.publish()
         yield calculator
@@ -81,7 +81,7 @@ async def test_over_kafka(place: Place, postgres: EmbeddedPostgres) -> None:
     Neither blocks later signals on the same target.
     """
     await place.create(*TOPICS)
-    async with calculator_on(postgres.url()) as calculator, publisher(place) as publish:
+    async with calculator_on(postgres) as calculator, publisher(place) as publish:
         await calculator.database.execute("DELETE FROM consumed")  # positions in the artificial log of other tests
         reader = LeaderLoop(
             Calculation(),

@@ -7,7 +7,6 @@ from pathlib import Path
 import httpx2
 import msgspec
 import pytest
-import uvicorn
 
 from slipway_api.events.lease import (
     LeaseCancelRequested,
@@ -31,17 +30,13 @@ from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.support.harness import PATIENCE_SECONDS
 from tests.support.providers import provider_settings
 from tests.support.provisioner import Provisioner, after, declared, provisioner_on, received, report
+from tests.support.serving import serving
 
 
 @pytest.fixture
 async def simulator(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
     """The real simulator behind its real server."""
     (port,) = free_ports(1)
-    server = uvicorn.Server(served(SimulatorSettings(port=port, ledger=tmp_path / "ledger.jsonl", kafka="")))
-    serving = asyncio.create_task(server.serve())
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not server.started:
-            await asyncio.sleep(0.01)
     scenario = {
         "seed": 3,
         "speed": 1000,
@@ -50,11 +45,12 @@ async def simulator(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
         "accounts": {"sim-a": {}},
     }
     url = f"http://127.0.0.1:{port}"
-    async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE_SECONDS) as client:
+    async with (
+        serving(served(SimulatorSettings(port=port, ledger=tmp_path / "ledger.jsonl", kafka=""))),
+        httpx2.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE_SECONDS) as client,
+    ):
         assert (await client.post("/scenario", json=scenario)).status_code == 200
         yield client
-    server.should_exit = True
-    await serving
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from tests.support.weight_calculator import (
 
 async def test_declared_configs_are_published_equal(postgres: EmbeddedPostgres) -> None:
     """Each once, at revision 1, with equal weights, in the turn that consumed them; further turns publish nothing."""
-    async with calculator_on(postgres.url()) as calculator:
+    async with calculator_on(postgres) as calculator:
         await calculator.consume(*map(declared, ZONES))
         published = await calculator.published()
         assert [(revision, record and record.launch_config_id) for revision, record in published] == [

@@ -43,7 +43,7 @@ class Pausing(Calculator):
 
 @pytest.fixture
 async def calculator(postgres: EmbeddedPostgres) -> AsyncIterator[Calculator]:
-    async with calculator_on(postgres.url(), size=8) as calculator:
+    async with calculator_on(postgres, size=8) as calculator:
         await calculator.consume(declared("zone-a"), declared("zone-b"))
         await calculator.publish()
         yield calculator

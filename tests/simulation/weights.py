@@ -28,8 +28,8 @@ from tests.simulation.weights_images import RECORDING
 from tests.simulation.weights_judge import judge
 from tests.simulation.weights_life import BEFORE, SERVICE, SET_CLOCK, START, WHERE, Crash, Exit, run_process
 from tests.simulation.weights_log import History
+from tests.support.databases import SETTABLE_CLOCK
 from tests.support.folders import temporary_folder
-from tests.support.weight_calculator import SETTABLE_CLOCK
 
 SEEDS: Final = 100
 SEEDS_SUFFICIENT: Final = 25  # with this many seeds, every kind of crash and every count must occur

@@ -7,11 +7,12 @@ DELETE of a few rows takes none.
 import contextlib
 from collections.abc import AsyncIterator
 from itertools import count
-from typing import Final
+from typing import Final, NamedTuple
 
 import asyncpg
 
 from slipway_common.database import migrate, postgres
+from slipway_common.database.postgres import Connection
 from slipway_local.servers.postgres import EmbeddedPostgres
 
 SETTABLE_CLOCK: Final = """
@@ -31,36 +32,41 @@ DO $$ DECLARE name text; BEGIN
     FOR name IN SELECT sequencename FROM pg_sequences WHERE schemaname = current_schema()
     LOOP PERFORM setval(quote_ident(name)::regclass, 1, false); END LOOP;
 END $$;
+DO $$ BEGIN IF to_regclass('leader') IS NOT NULL THEN INSERT INTO leader DEFAULT VALUES; END IF; END $$;
 UPDATE incarnation SET reason = '', former = '{{}}', revision_base = 0, requested = NULL, server = slipway_server();
 UPDATE test_clock SET at = '2026-01-01 12:00+00'"""
 _numbers = count(1)
-_idle: dict[tuple[str, str], list[str]] = {}
+
+
+class Kept(NamedTuple):
+    """A database that was used, with a session of the superuser, whose caches are warm."""
+
+    url: str
+    superuser: Connection
+
+
+_idle: dict[tuple[str, str], list[Kept]] = {}
 
 
 @contextlib.asynccontextmanager
 async def empty_database(server: EmbeddedPostgres, service: str) -> AsyncIterator[str]:
     """URL of an empty database for one test; after an error in the block it is not used again."""
     idle = _idle.setdefault((server.url(), service), [])
-    url = idle.pop() if idle else ""
-    if url:
-        await _empty(url, service)
-    else:
-        url = await _new(server, service)
-    yield url
-    idle.append(url)
+    kept = await _emptied(idle.pop(), service) if idle else await _new(server, service)
+    yield kept.url
+    idle.append(kept)
 
 
-async def _empty(url: str, service: str) -> None:
+async def _emptied(kept: Kept, service: str) -> Kept:
     """Empty a database just before it is used again: the server may have been restarted since, and would not be the one
     on which it was compared."""
-    superuser = await asyncpg.connect(url)
-    try:
-        await superuser.execute(EMPTY.format(schema=postgres.schema_of(service)))
-    finally:
-        await superuser.close()
+    if kept.superuser.is_closed():
+        kept = Kept(kept.url, await asyncpg.connect(kept.url))
+    await kept.superuser.execute(EMPTY.format(schema=postgres.schema_of(service)))
+    return kept
 
 
-async def _new(server: EmbeddedPostgres, service: str) -> str:
+async def _new(server: EmbeddedPostgres, service: str) -> Kept:
     url = await server.create_database(f"{postgres.schema_of(service)}_{next(_numbers)}")
     await migrate.upgrade(url, service)
     session = await postgres.session(url, service)
@@ -68,4 +74,4 @@ async def _new(server: EmbeddedPostgres, service: str) -> str:
         await session.execute(SETTABLE_CLOCK)
     finally:
         await session.close()
-    return url
+    return Kept(url, await asyncpg.connect(url))

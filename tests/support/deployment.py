@@ -3,13 +3,11 @@
 import asyncio
 import contextlib
 import json
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import uvicorn
 import yaml
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
@@ -22,9 +20,9 @@ from slipway_client.cli.main import app
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_weight_calculator.main import build
 from slipway_weight_calculator.settings import Settings
-from tests.support import harness
 from tests.support.lease_broker_http import World, world_on, write_tokens
 from tests.support.provisioner import Provisioner, declared, provisioner_on, report
+from tests.support.serving import listening
 from tests.support.weight_calculator import Calculator, calculator_on
 
 
@@ -80,26 +78,12 @@ class Deployment:
 
 
 @contextlib.asynccontextmanager
-async def listening(app: Any) -> AsyncIterator[str]:
-    """URL of an application."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
-        task = asyncio.create_task(server._serve([listener]))
-        await harness.until(lambda: server.started)
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await task
-
-
-@contextlib.asynccontextmanager
 async def deployment_on(postgres: EmbeddedPostgres, folder: Path) -> AsyncIterator[Deployment]:
     """Three services on empty databases of their own."""
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(capture_logs())  # a command in this process shares its standard output with the services
         provisioner = await stack.enter_async_context(provisioner_on(postgres))
-        calculator = await stack.enter_async_context(calculator_on(postgres.url()))
+        calculator = await stack.enter_async_context(calculator_on(postgres))
         world = await stack.enter_async_context(world_on(postgres, folder))
         tokens = write_tokens(folder)
         provisioner.app.state.tokens.path = tokens

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 INSTANCE_ID: Final = "i-0123456789abcdef0"
+INTERRUPTION: Final = "spot/instance-action"
 REASONS: Final = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found"}
 
 
@@ -26,6 +27,12 @@ class FakeImds:
         self.url = ""
         self._tokens: list[str] = []
         self._valid_from = 0
+        self._given = asyncio.Event()
+        self._given.set()
+
+    def hold(self) -> None:
+        """Answer requests for notices once one is given: an agent would ask for the next time after seconds."""
+        self._given.clear()
 
     def attest(self) -> None:
         """Give an identity document with signatures."""
@@ -35,11 +42,13 @@ class FakeImds:
 
     def interrupt(self, time: str) -> None:
         """Give an interruption notice for a time, such as 2026-08-01T15:00:00Z."""
-        self.items["spot/instance-action"] = f'{{"action": "terminate", "time": "{time}"}}'
+        self.items[INTERRUPTION] = f'{{"action": "terminate", "time": "{time}"}}'
+        self._given.set()
 
     def recommend_rebalance(self) -> None:
         """Give a rebalance recommendation."""
         self.items["events/recommendations/rebalance"] = '{"noticeTime": "2026-08-01T14:00:00Z"}'
+        self._given.set()
 
     def revoke(self) -> None:
         """Refuse the tokens that were given so far."""
@@ -67,6 +76,8 @@ class FakeImds:
         lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         method, path, _ = lines[0].split(" ")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+        if path.endswith(INTERRUPTION):
+            await self._given.wait()
         status, content = self.answer(method, path, headers)
         head = f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
         writer.write((head + content).encode(errors="surrogateescape"))

@@ -6,12 +6,14 @@ import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import httpx2
 import msgspec
+from fastapi import FastAPI
 
 from slipway_api.events.lease import LeaseGranted, LeaseRequested
 from slipway_api.events.pool import DemandReported
@@ -170,11 +172,6 @@ class Provisioner:
         self.broker_unavailable_seconds = 0.0
         self.broker_over_http = False
         self.tokens = count(1)
-        service = build(self.settings)
-        service.runtime.database = database
-        self.app = service.app()
-        self.app.state.providers.update(self.providers)
-        self._check = checking(self.app)
         self._last_outbox_id = 0
         self._started: list[asyncio.Task[Any]] = []
 
@@ -410,6 +407,19 @@ class Provisioner:
         await asyncio.gather(*self._started, *self.launcher.calls, return_exceptions=True)
 
     # HTTP
+
+    @cached_property
+    def app(self) -> FastAPI:
+        """The service's routes, made for the tests that use them."""
+        service = build(self.settings)
+        service.runtime.database = self.database
+        app = service.app()
+        app.state.providers.update(self.providers)
+        return app
+
+    @cached_property
+    def _check(self) -> Callable[[httpx2.Response], Awaitable[None]]:
+        return checking(self.app)
 
     def client(self, *, token: str = readers.TOKEN) -> httpx2.AsyncClient:
         """Client of the real routes on this database, with this token; an empty one is not sent."""

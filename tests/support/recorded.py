@@ -31,6 +31,7 @@ from slipway_common.base.clock import utc_now
 from slipway_common.web import problem
 from slipway_common.web.problem import Problem
 from tests.support.recording import AT, CONFIG_ID, DECISION, FILE, ID, LEASE, TWIN
+from tests.support.serving import Server
 
 __all__ = ["AT", "CONFIG_ID", "DECISION", "ID", "TWIN"]
 NOWHERE = "http://127.0.0.1:1"
@@ -362,7 +363,7 @@ def served() -> Iterator[tuple[Services, str]]:
 def serving(app: FastAPI) -> Iterator[str]:
     """The URL of an application that is served from a thread of its own."""
     config = uvicorn.Config(app, port=0, log_level="warning")
-    server = uvicorn.Server(config)
+    server = Server(config)
     socket = config.bind_socket()
     socket.listen()  # requests wait until the thread has started
     thread = threading.Thread(target=server.run, args=([socket],))
@@ -370,7 +371,7 @@ def serving(app: FastAPI) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{socket.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        server.end()
         thread.join()
         socket.close()
 

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Any, Final
 
-import asyncpg
 import msgspec
 
 from slipway_api.events.alert import AlertRaised
@@ -28,12 +27,13 @@ from slipway_api.events.worker import (
 )
 from slipway_common.base.ids import new_id
 from slipway_common.base.signal_rules import DEFAULT_RULES
-from slipway_common.database import migrate, postgres
-from slipway_common.database.postgres import Connection, Database
+from slipway_common.database import postgres
+from slipway_common.database.postgres import Database
 from slipway_common.messaging.consume import Owned, Place, Portion
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.leadership import Leadership
 from slipway_common.messaging.records import Record, opened, received
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_weight_calculator.domain import alerts
 from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.domain.world import World, commit
@@ -42,6 +42,7 @@ from slipway_weight_calculator.store.journal import Entry
 from slipway_weight_calculator.store.retention import RETENTION
 from slipway_weight_calculator.store.world import TABLES
 from slipway_weight_calculator.work import TOPICS, Calculation, Folding
+from tests.support.databases import empty_database
 from tests.support.harness import PATIENT
 from tests.support.retention import prune_all
 
@@ -49,11 +50,6 @@ SERVICE: Final = "weight-calculator"
 START: Final = datetime(2030, 1, 1, tzinfo=UTC)
 POLICY: Final = PROFILES["on-demand"]
 CLUSTER: Final = "cluster"
-
-SETTABLE_CLOCK: Final = """
-CREATE TABLE test_clock (at timestamptz NOT NULL);
-INSERT INTO test_clock VALUES ('2030-01-01 00:00+00');
-CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM test_clock'"""
 
 
 def after(seconds: float) -> datetime:
@@ -258,26 +254,14 @@ def encoded(topic: Topic, event: Any, offset: int, at: datetime, **attributes: A
 
 
 @contextlib.asynccontextmanager
-async def calculator_on(url: str, *, size: int = 4) -> AsyncIterator[Calculator]:
-    """A calculator on a new, empty database on the server of `url`, copied from a migrated template."""
-    template, name = f"{SERVICE}-template", f"{SERVICE}-{new_id()}"
-    server: Connection = await asyncpg.connect(url)
-    try:
-        if not await server.fetchval("SELECT count(*) FROM pg_database WHERE datname = $1", template):
-            await server.execute(f'CREATE DATABASE "{template}"')
-            await migrate.upgrade(beside(url, template), SERVICE)
-        await server.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
-    finally:
-        await server.close()
-    database = await postgres.connect(beside(url, name), SERVICE, size=size, settings=PATIENT)
-    try:
-        await database.execute(SETTABLE_CLOCK)
-        calculator = Calculator(database)
-        await calculator.take_over()
-        yield calculator
-    finally:
-        await database.close()
-
-
-def beside(url: str, database: str) -> str:
-    return url.replace("/postgres?", f"/{database}?")
+async def calculator_on(server: EmbeddedPostgres, *, size: int = 4) -> AsyncIterator[Calculator]:
+    """A calculator on an empty database of its own."""
+    async with empty_database(server, SERVICE) as url:
+        database = await postgres.connect(url, SERVICE, size=size, settings=PATIENT)
+        try:
+            calculator = Calculator(database)
+            await calculator.set_clock(0)
+            await calculator.take_over()
+            yield calculator
+        finally:
+            await database.close()

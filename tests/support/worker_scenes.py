@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,9 +23,10 @@ from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.registration import RegistrationKeys
 from slipway_provisioner.domain.workers import Worker
-from tests.support.harness import PATIENCE_SECONDS, until
+from tests.support.harness import PATIENCE_SECONDS
 from tests.support.imds import FakeImds
 from tests.support.provisioner import KEY, Provisioner, declared, provisioner_on
+from tests.support.serving import serving
 
 AGENT: Final = [sys.executable, "-m", "slipway_client.worker"]
 HOOK: Final = " ".join([*AGENT, "hook"])
@@ -195,24 +196,6 @@ class Scene:
 
 def imds_environment(imds: FakeImds | None) -> dict[str, str]:
     return {} if imds is None else {ENDPOINT: imds.url, DISABLED: "false"}
-
-
-@contextlib.asynccontextmanager
-async def serving(config: uvicorn.Config) -> AsyncIterator[None]:
-    server = uvicorn.Server(config)
-    server.capture_signals = no_signals  # type: ignore[method-assign] # the test's own
-    serve = asyncio.create_task(server.serve())
-    await until(lambda: server.started, "the server has started")
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await serve
-
-
-@contextlib.contextmanager
-def no_signals() -> Iterator[None]:
-    yield
 
 
 @contextlib.asynccontextmanager

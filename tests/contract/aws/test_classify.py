@@ -13,9 +13,9 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.providers.aws.adapter import Ec2
 from slipway_provisioner.providers.port import ProviderSettings
 from tests.support.cloud import Cloud
-from tests.support.deployment import listening
 from tests.support.provisioner import Provisioner, provisioner_on
 from tests.support.readers import TOKEN
+from tests.support.serving import listening
 
 
 @pytest.fixture

@@ -1,15 +1,11 @@
 """Slots declared as a list, and `slipway import boskos` from a file to the lease-broker's rows."""
 
 import asyncio
-import contextlib
 import json
-import socket
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from typer.testing import CliRunner, Result
 
 from slipway_api.events.lease import LeaseLimitChanged
@@ -18,8 +14,8 @@ from slipway_client.cli.main import app
 from slipway_common.declaration.strict_yaml import Invalid
 from tests.contract.boskos.slot_broker import SLOTS, SlotBroker
 from tests.contract.boskos.test_calls import acquire, by_state, release
-from tests.support import harness
 from tests.support.lease_broker import terms
+from tests.support.serving import listening
 
 FILE = """
 resources:
@@ -37,24 +33,10 @@ resources:
 """
 
 
-@contextlib.asynccontextmanager
-async def served(slot_broker: SlotBroker) -> AsyncIterator[str]:
-    """The address of the lease-broker's own API, over TCP."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(slot_broker.replica.app, log_config=None, lifespan="off"))
-        task = asyncio.create_task(server._serve([listening]))
-        await harness.until(lambda: server.started)
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await task
-
-
 async def run(slot_broker: SlotBroker, folder: Path, text: str, *options: str, by: str = "operator") -> Result:
     """Run the command with the text as its file."""
     (folder / "_boskos.yaml").write_text(text)
-    async with served(slot_broker) as url:
+    async with listening(slot_broker.replica.app) as url:
         arguments = ["--token", f"secret of {by}", "--lease-broker", url, "import", "boskos", *options]
         return await asyncio.to_thread(CliRunner().invoke, app, [*arguments, str(folder / "_boskos.yaml")])
 

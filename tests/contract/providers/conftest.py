@@ -36,7 +36,6 @@ from slipway_simulator.facts import Call, InstanceCreated, Reply
 from slipway_simulator.ledger import read
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
-from tests.contract.test_simulator import serving
 from tests.support.accepting import Accepting, Site
 from tests.support.ec2 import KEY, cleared
 from tests.support.harness import PATIENCE_SECONDS, until, until_waiting
@@ -44,6 +43,7 @@ from tests.support.linux import IS_LINUX, REASON
 from tests.support.provider_contract import Setup, clear
 from tests.support.providers import ACCOUNT, CONFIG, DEPLOYMENT, account, provider_settings, request
 from tests.support.provisioner import provisioner_on
+from tests.support.serving import serving
 from tests.support.terraform_provider import (
     account_settings,
     launch_settings,

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
 from slipway_client.cli.watching import Watch, fetcher
 from slipway_common.base.clock import utc_now
 from tests.support.harness import until
+from tests.support.serving import listening
 
 SLIPWAY = str(Path(sys.executable).with_name("slipway"))
 NOWHERE = "http://127.0.0.1:1"
@@ -58,14 +58,8 @@ class Deployment:
 @pytest.fixture
 async def deployment() -> AsyncIterator[Deployment]:
     made = Deployment()
-    server = uvicorn.Server(uvicorn.Config(made.app, port=0, log_level="warning"))
-    socket = server.config.bind_socket()
-    socket.listen()  # the first request may come before the server has started
-    made.url = f"http://127.0.0.1:{socket.getsockname()[1]}"
-    serving = asyncio.create_task(server.serve([socket]))
-    yield made
-    server.should_exit = True
-    await serving
+    async with listening(made.app) as made.url:
+        yield made
 
 
 @pytest.fixture
