@@ -55,7 +55,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, scope: str, scope_id: str, declared: Mapping[str, Any]) -> "Limit":
         """Limit as declared, empty for none."""
-        return msgspec.convert(dict(declared) | {"scope": scope, "scope_id": scope_id}, cls, strict=False)
+        return msgspec.convert(dict(declared) | {"scope": scope, "scope_id": scope_id}, cls)
 
     @property
     def subject(self) -> str:
