@@ -94,8 +94,8 @@ only_mutate = [{modules}]
 also_copy = [{others}]
 pytest_add_cli_args_test_selection = [{tests}]
 do_not_mutate_patterns = ['\\\\bLOG\\\\.']
-# The time of a test without mutants includes that of the statistics: this is ample where others use the processors too.
-timeout_multiplier = 8
+# A mutant has this factor twice in processor time, of the time of its tests without mutants.
+timeout_multiplier = 3
 """
 
 

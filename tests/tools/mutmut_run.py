@@ -7,17 +7,19 @@ RESULTS is a JSON file: a list of {name, status, diff} of every mutant; only sur
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
+from functools import wraps
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 from _pytest.config import _prepareconfig
 from hypothesis import HealthCheck, Phase, settings
 from mutmut.configuration import config
-from mutmut.mutation import mutators
+from mutmut.mutation import mutators, trampoline
 from mutmut.state import state
+from mutmut.utils.format_utils import mangled_name_from_mutant_name
 from mutmut.workers import isolation
 
 # A sentence that reads otherwise breaks no decision. The list is changed in place, since others have it by name.
@@ -42,6 +44,44 @@ settings.register_profile(
 )
 
 
+class Switch:
+    """A function that has mutants. What its calls run is set once a process: mutmut asks the environment in each call,
+    which takes longer than most functions."""
+
+    every: ClassVar[list["Switch"]] = []
+
+    def __init__(self, function: Callable[..., Any], mutants: Mapping[str, Callable[..., Any]]) -> None:
+        self.original, self.mutants = function, mutants
+        self.runs = self._recording
+        self.every.append(self)
+
+    def turn(self, mutant_name: str) -> None:
+        """Run a mutant from now on, if it is of this function, else the original."""
+        module, _, name = mutant_name.rpartition(".")
+        mutant = self.mutants.get(name) if module == self.original.__module__ else None
+        self.runs = self.original if mutant is None else getattr(mutant, "__func__", mutant)
+
+    def _recording(self, *args: Any, **kwargs: Any) -> Any:
+        name = mangled_name_from_mutant_name(self.mutants["_mutmut_orig"].__name__)
+        state()._stats.add(f"{self.original.__module__}.{name}")
+        return self.original(*args, **kwargs)
+
+
+def switched(mutants: Mapping[str, Callable[..., Any]], is_classmethod: bool = False) -> Any:
+    """What mutmut decorates a mutated function with, in place of its own."""
+
+    def decorated(function: Callable[..., Any]) -> Any:
+        switch = Switch(function, mutants)
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return switch.runs(*args, **kwargs)
+
+        return call
+
+    return decorated
+
+
 class Collected:
     """The tests of the stage, collected once: to start pytest and to collect takes longer than most of them."""
 
@@ -58,15 +98,13 @@ class Collected:
         os.chdir(stage)
         self._items = {item.nodeid: item for item in self._session.items}
 
-    def run_all(self) -> int:
-        """Run all tests in a child, in the order in which mutants meet them; 1 if one fails."""
-        tests = sorted(self._items, key=lambda test: state().duration_by_test[test])
-        return isolation.run_in_fork(self.run_tests, mutant_name=None, tests=tests)
-
-    def run_tests(self, *, mutant_name: str | None, tests: Iterable[str]) -> int:
-        """Run some tests in this process, which ends after that; 1 if one fails."""
+    def run_tests(self, *, mutant_name: str, tests: Iterable[str] = ()) -> int:
+        """Run a mutant in this process, which ends after that, by some tests or by all; 1 if one fails."""
+        for switch in Switch.every:
+            switch.turn(mutant_name)
         os.chdir("mutants")
-        self._session.items = [self._items[test] for test in tests]
+        fastest = sorted(tests or self._items, key=lambda test: state().duration_by_test[test])
+        self._session.items = [self._items[test] for test in fastest]
         try:
             self._session.config.hook.pytest_runtestloop(session=self._session)
         except BaseException:  # the first failure, or a mutant that ends the process
@@ -78,12 +116,20 @@ class Runner(isolation.ForkRunner):
     """Runs each mutant in a fork of the process that has collected the tests."""
 
     def run_clean_tests(self, tests: Iterable[str]) -> int:
-        self._collected = Collected()
-        self.test_runner = cast(Any, self._collected)
-        return self._collected.run_all()
+        """Run all tests as those of a mutant are run, without one."""
+        collected = Collected()
+        self.test_runner = cast(Any, collected)
+        return isolation.run_in_fork(collected.run_tests, mutant_name="")
+
+    def submit(self, mutant_name: str, tests: list[str], cpu_time_limit: int, estimated_time: float) -> None:
+        """Run a mutant for as much processor time. Where others use the processors too, it waits for them most of the
+        time, so that the limit of that is for one that waits forever."""
+        super().submit(mutant_name, tests, cpu_time_limit, 100 + 50 * estimated_time)
 
     def run_forced_fail(self) -> int:
-        return self._collected.run_all()
+        """A mutant that its switch does not know would live, like one that no test notices."""
+        known = {f"{switch.original.__module__}.{name}" for switch in Switch.every for name in switch.mutants}
+        return int(all(f"{each}__mutmut_1" in known for each in state().tests_by_mangled_function_name))
 
 
 def results() -> list[dict[str, str]]:
@@ -109,6 +155,7 @@ if __name__ == "__main__":
 
     output, processes, *mutants = sys.argv[1:]
     cast(Any, isolation).ForkRunner = Runner
+    cast(Any, trampoline).wrap_in_trampoline = switched
     try:
         cli(["run", "--max-children", processes, *mutants], standalone_mode=False)
     finally:
