@@ -344,6 +344,18 @@ def test_names_for_each_job_do_not_evade_pacing() -> None:
     assert set(admission.paces.after()) == {"launch", SHARED, *(f"install-{n}" for n in range(OPERATIONS_MAX))}
 
 
+@pytest.mark.parametrize(("limit", "installing"), [(50, OPERATIONS_MAX + 1), (2, 0)], ids=["paced", "full"])
+def test_names_for_each_job_cost_no_look_each(limit: int, installing: int) -> None:
+    """With as many operations as one token may name, a round would take minutes: it ends with the first one that waits.
+    What is reserved for an operation is left to it."""
+    waiters = [waiter(f"r{n}", operation=f"install-{n}") for n in range(200)]
+    policy = msgspec.structs.replace(SLOW, operations={"destroy": Operation(reserved_units=1)})
+    admission = round_([*waiters, waiter("d", operation="destroy")], limit=limit, held={"install": 1}, policy=policy)
+    assert len(started(admission)) == installing + 1
+    assert started(admission)[-1] == ("d", 1)
+    assert list(admission.waiting) == [f"r{installing}"]
+
+
 def test_a_tenant_backs_off() -> None:
     """Its requests are skipped and keep their place; others start."""
     failing = Tenant(lease_pool_id="p", tenant="t", failures=2, backoff_until=at(40))

@@ -86,7 +86,7 @@ class Admission:
         self._has_express = bool(self._overdue_times) or any(one.weight == 0 for one in pool.policy.operations.values())
         self._reserved_for_gangs = 0  # units of gangs at their turn
         self._short_operations: set[str] = set()  # operations whose first request lacks units
-        self._paced_operations: set[str] = set()  # operations whose first request is too early
+        self._early_paces: set[str] = set()  # paces whose first request is too early
         self._stopped = False  # nothing that counts against the limit may start
 
     def run(self) -> "Admission":
@@ -124,8 +124,9 @@ class Admission:
                 return min(overdue, key=_arrival)
         if self._stopped:
             return None
-        waiting = self._short_operations | self._paced_operations
-        heads = [head for head in heads if head.operation not in waiting]
+        if self._short_operations:  # nothing is left but what is reserved: no other needs a look
+            heads = [head for head in heads if self.pool.policy.operation(head.operation).reserved_units]
+        heads = [head for head in heads if not self._waits(head.operation)]
         if len(heads) < 2:
             return heads[0] if heads else None
         of = {
@@ -134,6 +135,10 @@ class Admission:
         }
         first = fairness.next_head(of, self.shares, self.now, self.pool.policy.ageing_seconds)
         return None if first is None else of[first]
+
+    def _waits(self, operation: str) -> bool:
+        """True if an earlier request of the operation lacks units, or one that shares its pace is too early."""
+        return operation in self._short_operations or self.paces.key(operation) in self._early_paces
 
     def _weight(self, request: Request) -> int:
         return self.pool.policy.operation(request.operation).weight
@@ -245,7 +250,7 @@ class Admission:
             case Blocks.LATER:
                 self._short_operations.add(request.operation)
             case Blocks.OPERATION:
-                self._paced_operations.add(request.operation)
+                self._early_paces.add(self.paces.key(request.operation))
             case Blocks.ALL:
                 self._stopped = True
             case Blocks.UNITS:

@@ -58,13 +58,13 @@ class Paces:
 
     def until(self, operation: str) -> datetime | None:
         """Theoretical arrival time of the next start of an operation; None: nothing lies ahead."""
-        return self._until.get(self._key(operation))
+        return self._until.get(self.key(operation))
 
     def spend(self, operation: str, units: int) -> None:
         """Count a start of `units` now."""
         if (terms := self.pacing(operation)) is None:
             return
-        key = self._key(operation)
+        key = self.key(operation)
         most = pacing.most_ahead(terms, self._limit.units, self._pool.hold_seconds)
         until = pacing.spend(self._until.get(key), self._now, units, terms, most)
         if until is not None:
@@ -79,19 +79,20 @@ class Paces:
             if of is not None
         }
 
+    def key(self, operation: str) -> str:
+        """Key of the pace of an operation: others may share it."""
+        declared = self._pool.policy.operations
+        if operation in declared or operation in self._until:
+            return operation
+        own = sum(key not in declared and key != SHARED for key in self._until)
+        return operation if own < OPERATIONS_MAX else SHARED
+
     def _converted(self, operation: str, pace: Pace) -> datetime | None:
         """`until` of a pace under the terms of now."""
         terms = self.pacing(operation)
         if terms is not None and terms.interval_seconds == pace.interval_seconds:
             return pace.until
         return pacing.repaced(pace.until, self._now, Pacing(pace.interval_seconds), terms)
-
-    def _key(self, operation: str) -> str:
-        declared = self._pool.policy.operations
-        if operation in declared or operation in self._until:
-            return operation
-        own = sum(key not in declared and key != SHARED for key in self._until)
-        return operation if own < OPERATIONS_MAX else SHARED
 
 
 def pacing_of(pool: Paced, operation: str, limit_units: int) -> Pacing | None:
