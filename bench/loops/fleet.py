@@ -13,7 +13,7 @@ from sqlalchemy import Table
 
 from slipway_common.database import migrate, postgres
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_provisioner.store import tables, usage
+from slipway_provisioner.store import declarations, tables, usage
 from tests.support.provisioner import PASSED, SERVICE, Provisioner, declared
 
 PER_POOL: Final = 50
@@ -44,7 +44,8 @@ NAMES: Final = """jsonb_build_object('name', 'pool-' || n || '/' || t.name, 'poo
     'current_id', 'pool-' || n || '/' || t.current_id)"""
 CONFIGS: Final = f"""jsonb_build_object('id', 'pool-' || n || '/' || t.id, 'name', 'pool-' || n || '/' || t.name,
     'pool_id', 'pool-' || n, 'account_id', 'account-' || n / {PER_ACCOUNT // PER_POOL},
-    'image_revision', 'linux-' || n / {PER_IMAGE}, 'proven_at', slipway_clock())"""
+    'image_revision', 'linux-' || n / {PER_IMAGE}, 'image', 'linux-' || n / {PER_IMAGE},
+    'proven_at', slipway_clock())"""
 WEIGHTS: Final = """
 INSERT INTO weight (launch_config_id, revision, record, received_at)
 SELECT c.id, 1, g.record, slipway_clock() - interval '1 min' FROM launch_config c
@@ -143,7 +144,9 @@ async def fill(server: EmbeddedPostgres, size: Size) -> Provisioner:
         ):
             await _copy(db, table, changes, number)
         rows = await db.fetch("SELECT id FROM launch_config WHERE pool_id <> 'linux'")
-        await usage.add_outcomes(db, [row["id"] for row in rows])
+        config_ids = [row["id"] for row in rows]
+        await declarations.add_shares(db, config_ids)
+        await usage.add_outcomes(db, config_ids)
         for table_name, of_declared in DECLARED.items():
             await db.execute(f"DELETE FROM {table_name} WHERE {of_declared}")
         for statement in (WEIGHTS, DEMAND, DECISIONS, BALANCES, BATCHES, WORKERS, CLAIMS, LEASES, *QUIET):

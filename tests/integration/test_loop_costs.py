@@ -1,14 +1,112 @@
-"""What the benchmark of loops counts."""
+"""What loops read as a fleet grows: what is due, and nothing else. And what their benchmark counts."""
+
+from typing import Any, Final
+
+import pytest
 
 from bench.loops.cost import cpu_seconds
 from slipway_local.servers.postgres import EmbeddedPostgres
-from tests.support.provisioner import provisioner_on
+from slipway_provisioner.domain.unresponsiveness import TIMEOUT_PART
+from slipway_provisioner.store import account_checks, deadlines, leases, spending, starts, usage
+from slipway_provisioner.store.retention import DELETE_SHARES
+from tests.support.plans import rows_read
+from tests.support.provisioner import PASSED, Provisioner, provisioner_on, revision_id
 
 BUSY = "SELECT sum(n) FROM generate_series(1, 3_000_000) AS n"
 BUSY_SECONDS = 0.05  # a fifth of what it takes, and fifty times what the process takes to ask for it
+
+WAITING: Final = 1_800
+WAIT: Final = f"""
+WITH leases AS (
+    INSERT INTO lease (id, request_id, lease_pool_id, launch_config_id, fencing_token, units, state, expires_at,
+        hold_until, traceparent)
+    SELECT 'waits-' || n, 'waits', lease_pool_id, launch_config_id, 1000 + n, 1, 'confirmed', expires_at, hold_until, ''
+    FROM lease, generate_series(1, {WAITING}) AS n RETURNING id)
+INSERT INTO worker (id, pool_id, launch_config_id, account_id, image_revision, state, decision_id, requested_at,
+    traceparent, lease_id)
+SELECT gen_random_uuid(), w.pool_id, w.launch_config_id, w.account_id, w.image_revision, w.state, w.decision_id,
+    w.requested_at, '', l.id FROM worker w CROSS JOIN leases l"""
+LIVE: Final = 2_000
+# Workers of the account of the declared launch config, busy and in contact; launch configs, and batches of other pools.
+FLEET: Final = (
+    f"""
+INSERT INTO worker (id, pool_id, launch_config_id, account_id, image_revision, state, decision_id, requested_at,
+    registered_at, first_claimed_at, last_seen_at, traceparent)
+SELECT gen_random_uuid(), 'linux', '{revision_id()}', 'sim-a', 'linux-1', 'running', gen_random_uuid(), slipway_clock(),
+    slipway_clock(), slipway_clock(), slipway_clock(), '' FROM generate_series(1, {LIVE})""",
+    f"""
+INSERT INTO launch_batch (id, launch_config_id, pool_id, account_id, lease_id, token, body, units, state, call_deadline)
+SELECT gen_random_uuid(), 'c', 'other', 'a', '', n, '{{}}', 1, 'known', slipway_clock()
+FROM generate_series(1, {LIVE}) AS n""",
+    f"""
+INSERT INTO launch_config (id, name, digest, pool_id, account_id, region, zone, instance_type, image_revision, settings,
+    profile, boot_evidence, claim_evidence, on_bad_image, freeze_after, state, declared_at)
+SELECT name || '@' || n, name, n, pool_id, account_id, region, zone, instance_type, image_revision, settings, profile,
+    boot_evidence, claim_evidence, on_bad_image, freeze_after, 'active', declared_at - interval '1 min'
+FROM launch_config, generate_series(1, {LIVE}) AS n""",
+    "INSERT INTO launch_config_outcomes SELECT id, 'launch' FROM launch_config ON CONFLICT DO NOTHING",
+    "UPDATE account SET check_began_at = slipway_clock()",
+    "UPDATE worker SET last_seen_at = slipway_clock() - interval '1 day' WHERE state = 'running' AND id = ("
+    "SELECT id FROM worker WHERE state = 'running' LIMIT 1)",
+    PASSED,
+)
+DEFAULTS: Final = {"on-demand": {"unresponsive_seconds": 900.0}}
+OF_ACCOUNT: Final = (DEFAULTS, ["sim-a"])
 
 
 async def test_time_in_the_database_is_counted(postgres: EmbeddedPostgres) -> None:
     """Of a service's sessions, which have its role."""
     async with provisioner_on(postgres) as provisioner:
         assert await cpu_seconds(provisioner.database, lambda: provisioner.database.fetchval(BUSY)) > BUSY_SECONDS
+
+
+async def test_a_start_reads_no_others_that_wait(provisioner: Provisioner) -> None:
+    """By a plan that was kept since few waited."""
+    (grant,) = await provisioner.admitted()
+    start = f"EXECUTE start (ARRAY['{grant.lease_id}'])"
+    async with provisioner.database.acquire() as db:
+        await db.execute("ANALYZE lease, worker")
+        await db.execute(f"PREPARE start (text[]) AS {starts.LOCK}")
+        async with db.transaction():
+            await starts.share(db, [grant.lease_id])
+            assert len(await db.fetch(start)) == 1
+        await db.execute(WAIT)
+        async with db.transaction():
+            await starts.share(db, [grant.lease_id])
+            read = await rows_read(db, start)
+    assert max(read.values()) <= 2, read
+
+
+async def test_candidates_for_a_start_are_read_once(provisioner: Provisioner) -> None:
+    """Each of those that wait, whatever the server knows of their number."""
+    await provisioner.admitted()
+    async with provisioner.database.acquire() as db:
+        await db.execute("ANALYZE lease, worker")
+        await db.execute(WAIT)
+        read = await rows_read(db, leases.CANDIDATES.replace("$1", "60").replace("$2", "5"))
+    assert max(read["lease"], read["worker"]) <= WAITING + 1, read
+
+
+@pytest.mark.parametrize(
+    ("statement", "given", "table", "most"),
+    [
+        (account_checks.DUE, (3600.0,), "launch_config", 0),
+        (deadlines.WITHOUT_CONTACT, (*OF_ACCOUNT, TIMEOUT_PART), "worker", 1),
+        (deadlines.UNRESPONSIVE, OF_ACCOUNT, "worker", 1),
+        (usage.SHARED_DRIFT, (None,), "worker", 1),
+        (usage.SHARED_DRIFT, (None,), "launch_config_outcomes", 0),
+        (spending.REPAIR_POOL, ("linux",), "launch_batch", 1),
+        (DELETE_SHARES.text, (), "launch_config", 60),
+    ],
+)
+async def test_what_is_due_is_read(
+    provisioner: Provisioner, statement: str, given: tuple[Any, ...], table: str, most: int
+) -> None:
+    """One worker boots, and one is without contact."""
+    await provisioner.starting()
+    async with provisioner.database.acquire() as db:
+        for part in FLEET:
+            await db.execute(part)
+        await db.execute("ANALYZE")
+        read = await rows_read(db, statement, *given)
+    assert read[table] <= most, read

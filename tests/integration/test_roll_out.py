@@ -3,7 +3,6 @@
 import contextlib
 from typing import Any, Final
 
-import msgspec
 import pytest
 
 from slipway_api.events.launch_config import LaunchConfigDraining, LaunchConfigUpdated
@@ -13,6 +12,7 @@ from slipway_api.events.weight import SharedWindow, WeightChanged
 from slipway_common.observability.telemetry import LOOP_FAILURES
 from slipway_provisioner.store import decisions, roll_outs, workers
 from slipway_provisioner.store.pools import CONFIGS, SHARED
+from tests.support.plans import rows_read
 from tests.support.provisioner import Provisioner, after, declared, report, revision_id, weight
 from tests.support.roll_outs import (
     DRAINS,
@@ -310,19 +310,4 @@ async def test_archived_revisions_cost_decisions_nothing(provisioner: Provisione
     )
     await provisioner.database.execute("ANALYZE")
     for statement, given in ((CONFIGS, ["linux"]), (SHARED, ["linux", after(0)]), (roll_outs.DUE, [])):
-        (row,) = await provisioner.database.fetch(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", *given)
-        shown = row["QUERY PLAN"]
-        (root,) = msgspec.json.decode(shown) if isinstance(shown, str) else shown
-        read = [rows_of(node) for node in nodes(root["Plan"]) if node.get("Relation Name") == "launch_config"]
-        assert read, statement
-        assert max(read) <= 20, statement
-
-
-def nodes(node: dict[str, Any]) -> list[dict[str, Any]]:
-    return [node, *(below for child in node.get("Plans", []) for below in nodes(child))]
-
-
-def rows_of(node: dict[str, Any]) -> float:
-    """Rows that a scan has looked at in one run."""
-    read: float = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
-    return read
+        assert 0 < (await rows_read(provisioner.database, statement, *given))["launch_config"] <= 100, statement

@@ -29,7 +29,7 @@ async def fetch_next(database: Database, *, settings: Settings, providers: Mappi
         taken = await consoles.take(
             db, taken_seconds=settings.call_timeout_seconds + settings.console_retry_seconds, longest_seconds=longest
         )
-        by_id = {console.account_id: await accounts.get(db, console.account_id) for console in taken}
+        by_id = {id_: await accounts.get(db, id_) for id_ in {console.account_id for console in taken}}
     await asyncio.gather(*(_fetch(database, each, by_id[each.account_id], settings, providers) for each in taken))
     return bool(taken)
 

@@ -27,7 +27,7 @@ async def terminate_instances(database: Database, *, settings: Settings, provide
         taken = await take_terminable(
             db, grace_seconds=settings.stop_grace_seconds, again_seconds=settings.reap_seconds
         )
-        by_id = {each.account_id: await accounts.get(db, each.account_id) for each in taken}
+        by_id = {id_: await accounts.get(db, id_) for id_ in {each.account_id for each in taken}}
 
     async def terminate(account: Account) -> None:
         of_account = [each for each in taken if each.account_id == account.id]

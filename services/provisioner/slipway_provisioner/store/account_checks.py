@@ -12,21 +12,26 @@ from slipway_common.database.sql import Statement, names
 from slipway_provisioner.domain.account_check import CheckState, Finding
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.store import accounts
+from slipway_provisioner.store.clock import overdue
 from slipway_provisioner.store.tables import account, launch_config
 
 A: Final = account.c
 C: Final = launch_config.c
 _ID: Final = A.id == sa.bindparam("account_id")
 _BEGUN: Final = f"RETURNING {names(accounts.COLUMNS)}, (SELECT id FROM deployment) AS deployment, check_began_at"
+_CHECKED: Final = "NOT (retired OR removed OR unreachable)"
 # A check in the future began before the clock was set back. One that began before a launch config was declared has not
-# seen it.
+# seen it: those that were declared since the oldest check are read, by a range, as `clock.overdue` says.
 DUE: Final = f"""
+WITH declared AS MATERIALIZED (
+    SELECT account_id, max(declared_at) AS at FROM launch_config
+    WHERE state = 'active' AND declared_at <= 'infinity'
+        AND declared_at > (SELECT min(check_began_at) FROM account WHERE {_CHECKED})
+    GROUP BY account_id)
 UPDATE account SET check_began_at = slipway_clock() WHERE id = (
-    SELECT a.id FROM account a
-    WHERE NOT (a.retired OR a.removed OR a.unreachable) AND (a.check_began_at IS NULL
-        OR a.check_began_at NOT BETWEEN slipway_clock() - $1 * interval '1 s' AND slipway_clock()
-        OR EXISTS (SELECT FROM launch_config c WHERE c.account_id = a.id
-            AND c.state = 'active' AND c.declared_at > a.check_began_at))
+    SELECT a.id FROM account a LEFT JOIN declared d ON d.account_id = a.id
+    WHERE {_CHECKED}
+        AND (a.check_began_at IS NULL OR d.at > a.check_began_at OR {overdue("a.check_began_at", "$1")})
     ORDER BY a.check_began_at NULLS FIRST LIMIT 1 FOR UPDATE OF a SKIP LOCKED)
 {_BEGUN}"""
 # Not again after a check has found the problem: each failed run would make another one due.

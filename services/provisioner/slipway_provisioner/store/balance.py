@@ -31,7 +31,7 @@ CROSS JOIN LATERAL (
     WHERE pool_id = b.pool_id AND state IN ({states(SERVING - REGISTERED)})) AS w
 LEFT JOIN LATERAL (
     SELECT details FROM decision WHERE pool_id = b.pool_id ORDER BY at DESC, id DESC LIMIT 1) AS d ON true
-WHERE b.starved OR b.missing_since < {NOW} - $1 * interval '1 s'
+WHERE b.starved OR (b.missing_since >= '-infinity' AND b.missing_since < {NOW} - $1 * interval '1 s')
 ORDER BY b.pool_id"""
 SET_STARVED: Final = Statement(
     sa.update(pool_balance)

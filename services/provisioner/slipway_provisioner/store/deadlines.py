@@ -131,35 +131,63 @@ _HEARTBEATS: Final = "boot_evidence = 'register'"
 _REGISTERED: Final = f"""
     SELECT id, account_id, launch_config_id, last_seen_at FROM worker
     WHERE state NOT IN ({states(ENDED)}) AND ({Statement(in_states(REGISTERED) | FINISHING).text})"""
-# Of whole accounts, whose revisions are read once.
-_REVISIONS: Final = f"""
-WITH revision AS MATERIALIZED (
-    SELECT c.id, {seconds("unresponsive_seconds")} AS unresponsive_seconds
-    FROM launch_config c JOIN launch_config_name n ON n.name = c.name
-    WHERE c.account_id = ANY($2) AND c.state <> 'archived' AND c.{_HEARTBEATS})"""
-_OF_ACCOUNTS: Final = f"""(
-    SELECT w.id, w.account_id, w.last_seen_at, c.unresponsive_seconds FROM ({_REGISTERED}
-        AND account_id = ANY($2) OFFSET 0) AS w JOIN revision c ON c.id = w.launch_config_id) AS w"""
-_UNRESPONSIVE: Final = """w.last_seen_at < slipway_clock() - w.unresponsive_seconds * interval '1 s'
-    AND uptime_since(w.last_seen_at) > w.unresponsive_seconds"""
 # Bounded on both sides: of a comparison with an unknown time the server expects a third of all workers, and reads all.
 _OUT_OF_CONTACT: Final = "contact_period >= '-infinity' AND contact_period < (SELECT since FROM overdue)"
+
+
+def _overdue(part: str = "1") -> str:
+    """Time of the last contact of a worker for which this part of the shortest time-out has passed."""
+    return (
+        f"overdue AS (SELECT slipway_clock() - {part} * {shortest('unresponsive_seconds')} * interval '1 s' AS since)"
+    )
+
+
+def _unresponsive(part: str = "1") -> str:
+    """Condition that a worker `w` has had no contact for this part of its time-out."""
+    return f"""w.last_seen_at < slipway_clock() - {part} * w.unresponsive_seconds * interval '1 s'
+    AND uptime_since(w.last_seen_at) > {part} * w.unresponsive_seconds"""
+
+
 UNRESPONSIVE_ACCOUNTS: Final = f"""
-WITH overdue AS (SELECT slipway_clock() - {shortest("unresponsive_seconds")} * interval '1 s' AS since)
+WITH {_overdue()}
 SELECT id FROM account WHERE mass_unresponsive UNION
 SELECT w.account_id FROM (
     SELECT w.account_id, w.last_seen_at, c.unresponsive_seconds FROM ({_REGISTERED} AND {_OUT_OF_CONTACT} OFFSET 0) AS w
     {_revision(boot_evidence="c.boot_evidence", unresponsive_seconds=seconds("unresponsive_seconds"))}
     WHERE c.{_HEARTBEATS}) AS w
-WHERE {_UNRESPONSIVE}"""
-UNRESPONSIVE: Final = f"""{_REVISIONS}
-SELECT w.id::text, w.last_seen_at FROM {_OF_ACCOUNTS} WHERE {_UNRESPONSIVE} ORDER BY w.id LIMIT 200"""
-WITHOUT_CONTACT: Final = f"""{_REVISIONS}
-SELECT a.id AS account_id, a.mass_unresponsive AS kept, count(w.id)::int AS registered,
-    (count(w.id) FILTER (WHERE w.last_seen_at < slipway_clock() - w.unresponsive_seconds * $3::float8 * interval '1 s'
-        AND uptime_since(w.last_seen_at) > w.unresponsive_seconds * $3))::int AS without_contact
-FROM account a LEFT JOIN {_OF_ACCOUNTS} ON w.account_id = a.id
-WHERE a.id = ANY($2) GROUP BY a.id ORDER BY a.id"""
+WHERE {_unresponsive()}"""
+# Revisions of whole accounts, which are read once.
+_REVISIONS: Final = f"""revision AS MATERIALIZED (
+    SELECT c.id, c.pool_id, c.account_id, {seconds("unresponsive_seconds")} AS unresponsive_seconds
+    FROM launch_config c JOIN launch_config_name n ON n.name = c.name
+    WHERE c.account_id = ANY($2) AND c.state <> 'archived' AND c.{_HEARTBEATS})"""
+_OF_ACCOUNTS: Final = f"""(
+    SELECT w.id, w.account_id, w.last_seen_at, c.unresponsive_seconds FROM ({_REGISTERED}
+        AND account_id = ANY($2) AND {_OUT_OF_CONTACT} OFFSET 0) AS w
+    JOIN revision c ON c.id = w.launch_config_id) AS w"""
+UNRESPONSIVE: Final = f"""
+WITH {_overdue()}, {_REVISIONS}
+SELECT w.id::text, w.last_seen_at FROM {_OF_ACCOUNTS} WHERE {_unresponsive()} ORDER BY w.id LIMIT 200"""
+# Registered workers are those of the counters, and those that finish a task: only workers without contact are read.
+WITHOUT_CONTACT: Final = f"""
+WITH {_overdue("$3::float8")}, {_REVISIONS},
+registered AS (
+    SELECT c.account_id, sum(u.running + f.finishing)::int AS workers FROM revision c
+    CROSS JOIN LATERAL (
+        SELECT coalesce(sum(running), 0) AS running FROM config_usage
+        WHERE pool_id = c.pool_id AND launch_config_id = c.id) AS u
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS finishing FROM worker
+        WHERE pool_id = c.pool_id AND launch_config_id = c.id AND state NOT IN ({states(ENDED)})
+            AND {Statement(FINISHING).text}) AS f
+    GROUP BY c.account_id),
+silent AS (
+    SELECT w.account_id, count(*)::int AS workers FROM {_OF_ACCOUNTS} WHERE {_unresponsive("$3::float8")}
+    GROUP BY w.account_id)
+SELECT a.id AS account_id, a.mass_unresponsive AS kept, coalesce(r.workers, 0) AS registered,
+    coalesce(s.workers, 0) AS without_contact
+FROM account a LEFT JOIN registered r ON r.account_id = a.id LEFT JOIN silent s ON s.account_id = a.id
+WHERE a.id = ANY($2) ORDER BY a.id"""
 
 
 class IdleTime(msgspec.Struct, frozen=True):

@@ -230,7 +230,8 @@ CREATE TRIGGER outcomes_deleted AFTER DELETE ON launch_config_outcomes FOR EACH 
 WHEN (old.unfolded > 0) EXECUTE FUNCTION count_unfolded()""",
 )
 # Spend of a worker: in the periods in which its machine began and ended. An ended one has run a minute at least. Its
-# batch never changes the time at which it started and the price.
+# batch never changes the time at which it started and the price. It is looked up for one worker after another: joined
+# as a table, all batches would be read for the workers of a pool.
 SPEND_PERIOD_MINUTES: Final = 5
 SPEND_SINCE: Final = "timestamptz '2000-01-01 00:00+00'"
 _ENDED_WITH_INSTANCE: Final = f"w.state IN ({states(ENDED)}) AND w.instance_id IS NOT NULL AND w.ended_at IS NOT NULL"
@@ -241,12 +242,11 @@ CREATE FUNCTION spend_of(w worker) RETURNS TABLE (
 ) LANGUAGE sql STABLE AS $$
     SELECT b.price, date_bin(b.minute_seconds * interval '{SPEND_PERIOD_MINUTES} s', p.at, {SPEND_SINCE}),
         p.live, p.began, p.ended, (p.ended - p.began) * extract(epoch FROM p.at)
-    FROM launch_batch b CROSS JOIN LATERAL (
+    FROM (SELECT * FROM launch_batch WHERE id = w.batch_id LIMIT 1) AS b CROSS JOIN LATERAL (
         SELECT b.started_at, 1, 0, 0 WHERE w.state NOT IN ({states(ENDED)})
         UNION ALL SELECT {_BEGAN}, 0, 1, 0 WHERE {_ENDED_WITH_INSTANCE}
         UNION ALL SELECT w.ended_at, 0, 0, 1 WHERE {_ENDED_WITH_INSTANCE}
     ) AS p (at, live, began, ended)
-    WHERE b.id = w.batch_id
 $$"""
 SPENT: Final = ("live", "began", "ended", "seconds")
 _SPENDS: Final = ("state", "batch_id", "instance_id", "ended_at")

@@ -107,11 +107,11 @@ RELEASE: Final = Statement(
 )
 _RENEWED: Final = C["id", "lease_pool_id", "fencing_token", "traceparent"]
 RENEWABLE: Final = f"""
-UPDATE lease SET renewed_at = slipway_clock() WHERE id IN (
+UPDATE lease SET renewed_at = slipway_clock() WHERE id = ANY(ARRAY(
     SELECT id FROM lease
     WHERE state = '{LeaseState.CONFIRMED}'
         AND renewed_at NOT BETWEEN {NOW} - ttl_seconds / 3 * interval '1 s' AND {NOW}
-    ORDER BY id FOR UPDATE SKIP LOCKED)
+    ORDER BY id FOR UPDATE SKIP LOCKED))
 RETURNING {names(_RENEWED)}"""
 RENEW_ONE: Final = Statement(
     sa.update(lease)
@@ -160,10 +160,10 @@ UPDATE worker w SET lease_id = b.lease_id, holds_unit = true
 FROM unnest($1::uuid[], $2::text[]) AS b (id, lease_id) WHERE w.id = b.id"""
 DELETE_REQUEST: Final = Statement(sa.delete(lease_request).where(_REQUESTS))
 RESEND: Final = f"""
-UPDATE lease_request r SET sent_at = slipway_clock() WHERE r.id IN (
+UPDATE lease_request r SET sent_at = slipway_clock() WHERE r.id = ANY(ARRAY(
     SELECT id FROM lease_request
     WHERE {overdue("sent_at", "$1")}
-    ORDER BY id FOR UPDATE SKIP LOCKED)
+    ORDER BY id FOR UPDATE SKIP LOCKED))
 RETURNING {names(REQUEST["id", "lease_pool_id", "pool_id", "traceparent"])}, (
     SELECT count(*) FROM worker w
     WHERE w.request_id = r.id AND w.state IN ({states(WAITING)}) AND w.lease_id IS NULL) AS units"""

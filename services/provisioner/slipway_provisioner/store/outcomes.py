@@ -32,7 +32,10 @@ WITH found AS (
             AND NOT EXISTS (SELECT FROM outbox WHERE at < slipway_clock() - interval '1 min') AS published
     FROM launch_config_outcomes o JOIN launch_config c ON c.id = o.launch_config_id
     LEFT JOIN weight g ON g.launch_config_id = c.id
-    WHERE c.pool_id = $1 AND (c.state <> 'archived' OR o.unfolded > 0)
+    WHERE o.launch_config_id = ANY(ARRAY(
+            SELECT id FROM launch_config WHERE pool_id = $1 AND state <> 'archived'
+            UNION ALL SELECT launch_config_id FROM launch_config_outcomes WHERE unfolded > 0))
+        AND c.pool_id = $1 AND (c.state <> 'archived' OR o.unfolded > 0)
     ORDER BY o.launch_config_id, o.stage FOR UPDATE OF o)
 UPDATE launch_config_outcomes o SET
     written_off = CASE WHEN f.archived

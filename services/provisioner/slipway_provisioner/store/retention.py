@@ -93,12 +93,33 @@ DELETE_STOPS: Final = Statement(
 DELETE_MARKS: Final = Statement(
     delete_ended(dirty_pool, unused_by(worker_pool.c.id == dirty_pool.c.pool_id), order=[dirty_pool.c.id])
 )
-# Also those that a record brings back which was published before the launch config was deleted.
+_KEYS: Final = [launch_config.c[key] for key in KEYS]
+_SHARE: Final = shared_window.c.key
+_ARCHIVED: Final = launch_config.c.state == "archived"
+_KINDS: Final = {"subnet_key": "quota/"}
+
+
+def _no_other(name: str) -> sa.ColumnElement[bool]:
+    """Condition that no revision that is not archived has the key of a share in this column.
+
+    The first key from that one on is always read by an index: of an equal one the server may expect that any row has
+    it, and read all to find none."""
+    key = launch_config.c[name]
+    first = sa.select(sa.func.min(key)).where(key >= _SHARE, ~_ARCHIVED).scalar_subquery()
+    kind = _KINDS.get(name, f"{name.removesuffix('_key')}/")
+    return sa.or_(~sa.func.starts_with(_SHARE, sa.literal_column(f"'{kind}'")), first.is_distinct_from(_SHARE))
+
+
+# Also those that a record brings back which was published before the launch config was deleted. Archived revisions,
+# whose keys are in no index, are read only for a key that no other one has.
 DELETE_SHARES: Final = Statement(
     delete_ended(
         shared_window,
-        shared_window.c.key.not_in(sa.select(sa.func.unnest(array([launch_config.c[key] for key in KEYS])))),
-        order=[shared_window.c.key, shared_window.c.stage],
+        sa.case(
+            (sa.and_(*map(_no_other, KEYS)), _SHARE.not_in(sa.select(sa.func.unnest(array(_KEYS))).where(_ARCHIVED))),
+            else_=sa.false(),
+        ),
+        order=[_SHARE, shared_window.c.stage],
     )
 )
 # They add up to zero: live workers and outcomes have the keys of their launch config.

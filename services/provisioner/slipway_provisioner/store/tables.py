@@ -268,7 +268,8 @@ launch_config = Table(
 _NOT_ARCHIVED: Final = launch_config.c.state != "archived"
 Index("launch_config_pool", launch_config.c.pool_id, postgresql_where=_NOT_ARCHIVED)
 Index("launch_config_of_name", launch_config.c.name)
-Index("launch_config_account", launch_config.c.account_id, launch_config.c.declared_at, postgresql_where=_NOT_ARCHIVED)
+Index("launch_config_account", launch_config.c.account_id, postgresql_where=_NOT_ARCHIVED)
+Index("launch_config_declared", launch_config.c.declared_at, postgresql_where=launch_config.c.state == "active")
 Index("launch_config_draining", launch_config.c.drain_from, postgresql_where=launch_config.c.state == "draining")
 Index(
     "launch_config_fallback",
@@ -500,7 +501,8 @@ Index(
 )
 Index("worker_draining", worker.c.drain_until, postgresql_where=~in_states(ENDED) & worker.c.drain_until.is_not(None))
 Index("worker_live_instance", worker.c.account_id, worker.c.instance_id, postgresql_where=~in_states(ENDED))
-Index("worker_request", worker.c.request_id, postgresql_where=in_states(WAITING))
+# By which the sweep also finds the starts whose call is not answered yet.
+Index("worker_request", worker.c.request_id, postgresql_where=in_states(IN_FLIGHT["launch"]))
 Index("worker_lease", worker.c.lease_id, postgresql_where=in_states(WAITING) & worker.c.lease_id.is_not(None))
 Index("worker_batch", worker.c.batch_id)
 Index(

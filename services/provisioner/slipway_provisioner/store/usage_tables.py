@@ -47,6 +47,7 @@ def usage_tables(metadata: MetaData) -> tuple[Table, ...]:
         required("keys", ARRAY(Text), server_default=text("'{}'")),
         PrimaryKeyConstraint("launch_config_id", "stage"),
     )
+    Index("launch_config_outcomes_unfolded", outcomes.c.launch_config_id, postgresql_where=outcomes.c.unfolded > 0)
     # Newest state of each share in the weight records, without a `size` before the first. A planner that launches on a
     # key locks it, since other pools share it.
     shared_window = Table(

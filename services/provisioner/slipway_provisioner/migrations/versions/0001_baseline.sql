@@ -323,11 +323,12 @@ CREATE TABLE launch_config (
     FOREIGN KEY(pool_id) REFERENCES worker_pool (id),
     FOREIGN KEY(account_id) REFERENCES account (id)
 );
-CREATE INDEX launch_config_account ON launch_config (account_id, declared_at) WHERE state != 'archived';
+CREATE INDEX launch_config_account ON launch_config (account_id) WHERE state != 'archived';
 CREATE INDEX launch_config_alerted ON launch_config (id) WHERE drain_alerted;
 CREATE INDEX launch_config_archived ON launch_config (archived_at) WHERE state = 'archived';
 CREATE INDEX launch_config_capacity ON launch_config (capacity_key) WHERE state != 'archived';
 CREATE INDEX launch_config_credential ON launch_config (credential_key) WHERE state != 'archived';
+CREATE INDEX launch_config_declared ON launch_config (declared_at) WHERE state = 'active';
 CREATE INDEX launch_config_draining ON launch_config (drain_from) WHERE state = 'draining';
 CREATE INDEX launch_config_fallback ON launch_config (name) WHERE state = 'active' AND replaced_by != '';
 CREATE INDEX launch_config_image ON launch_config (image_key) WHERE state != 'archived';
@@ -359,6 +360,7 @@ CREATE TABLE launch_config_outcomes (
     PRIMARY KEY (launch_config_id, stage),
     FOREIGN KEY(launch_config_id) REFERENCES launch_config (id)
 );
+CREATE INDEX launch_config_outcomes_unfolded ON launch_config_outcomes (launch_config_id) WHERE unfolded > 0;
 CREATE TABLE shared_window (
     key TEXT NOT NULL,
     stage TEXT NOT NULL,
@@ -613,7 +615,7 @@ CREATE INDEX worker_marked ON worker (pool_id) WHERE state IN ('running') AND le
 CREATE UNIQUE INDEX worker_probe ON worker (launch_config_id, probe_permit) WHERE probe_permit IS NOT NULL;
 CREATE INDEX worker_ran ON worker (pool_id, ended_at) WHERE state IN ('stopped') AND instance_id IS NOT NULL;
 CREATE INDEX worker_refused ON worker (account_id) WHERE (state NOT IN ('stopped')) AND termination_refusals > 0;
-CREATE INDEX worker_request ON worker (request_id) WHERE state IN ('requested');
+CREATE INDEX worker_request ON worker (request_id) WHERE state IN ('requested', 'launching');
 CREATE INDEX worker_stopping ON worker (coalesce(CASE WHEN (registered_at IS NULL) THEN timestamptz '-infinity' END, stopping_at)) WHERE state IN ('stopping') AND instance_id IS NOT NULL;
 CREATE INDEX worker_unclaimed ON worker (pool_id) WHERE state IN ('running') AND awaits_claim AND first_claimed_at IS NULL;
 CREATE INDEX worker_unlaunched ON worker (pool_id) WHERE state IN ('stopped') AND launched_at IS NULL AND registered_at IS NULL;
@@ -934,12 +936,11 @@ CREATE FUNCTION spend_of(w worker) RETURNS TABLE (
 ) LANGUAGE sql STABLE AS $$
     SELECT b.price, date_bin(b.minute_seconds * interval '5 s', p.at, timestamptz '2000-01-01 00:00+00'),
         p.live, p.began, p.ended, (p.ended - p.began) * extract(epoch FROM p.at)
-    FROM launch_batch b CROSS JOIN LATERAL (
+    FROM (SELECT * FROM launch_batch WHERE id = w.batch_id LIMIT 1) AS b CROSS JOIN LATERAL (
         SELECT b.started_at, 1, 0, 0 WHERE w.state NOT IN ('stopped')
         UNION ALL SELECT least(b.started_at, w.ended_at - b.minute_seconds * interval '1 s'), 0, 1, 0 WHERE w.state IN ('stopped') AND w.instance_id IS NOT NULL AND w.ended_at IS NOT NULL
         UNION ALL SELECT w.ended_at, 0, 0, 1 WHERE w.state IN ('stopped') AND w.instance_id IS NOT NULL AND w.ended_at IS NOT NULL
     ) AS p (at, live, began, ended)
-    WHERE b.id = w.batch_id
 $$;
 CREATE FUNCTION count_spend() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     INSERT INTO spend_usage (account_id, pool_id, price, at, live, began, ended, seconds)
