@@ -42,7 +42,8 @@ async def test_every_provider_is_closed(monkeypatch: pytest.MonkeyPatch) -> None
     providers = {name: Closing(OSError(name) if name == "b" else None) for name in "abc"}
     monkeypatch.setattr(main, "installed", lambda _: providers)
     service = main.build(Settings(database_url="", kafka="", registration_keys=KEY))
+    clients = [provider.client for provider in providers.values()]
     with pytest.raises(OSError, match="b"):
         async with service.resources[0]:
             raise asyncio.CancelledError
-    assert [provider.client.is_closed for provider in providers.values()] == [True, True, True]
+    assert [client.is_closed for client in clients] == [True, True, True]
