@@ -22,7 +22,7 @@ POOLS: Final = [f"pool-{number}" for number in range(6)]
 BOOT: Final = """
 UPDATE worker SET state = 'starting', instance_id = 'i-1', launched_at = slipway_clock()
 WHERE id = (SELECT min(id::text)::uuid FROM worker WHERE pool_id = $1 AND state = 'requested') RETURNING id::text"""
-DIRTY: Final = "SELECT pool_id, reason FROM dirty_pool WHERE due_at <= slipway_clock() ORDER BY id"
+DIRTY: Final = "SELECT pool_id, reason FROM dirty_pool WHERE due_at <= slipway_clock() ORDER BY due_at, id"
 WAITING: Final = "SELECT pool_id FROM waiting_pool WHERE stage = 'boot' ORDER BY waiting_since, pool_id"
 
 

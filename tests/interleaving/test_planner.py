@@ -5,10 +5,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import pytest
+
 import slipway_provisioner
 from slipway_common.database.postgres import Connection
 from slipway_provisioner.apply.plan import cancel
 from slipway_provisioner.domain import planning
+from slipway_provisioner.domain.planning import Plan
+from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.loops.plan import LOCK_SECONDS, Planner, wake_waiting
 from slipway_provisioner.store import marks, pools, waiting
 from tests.support.harness import until, until_ended_or_waiting
@@ -19,7 +23,10 @@ locking: Final = Covered(slipway_provisioner)
 POOLS: Final = [f"pool-{number}" for number in range(8)]
 IN_FLIGHT: Final = "SELECT count(*) FROM worker WHERE state = 'requested'"
 RECORDING: Final = "SELECT count(*) FROM pg_locks WHERE relation = 'decision'::regclass AND NOT granted"
-ORDER: Final = "SELECT pool_id FROM dirty_pool WHERE due_at <= slipway_clock() ORDER BY id"
+READ_WHOLE: Final = """
+SELECT relname FROM pg_stat_xact_user_tables
+WHERE relname IN ('shared_usage', 'dirty_pool', 'pool_balance', 'demand') AND seq_scan > 0"""
+ORDER: Final = "SELECT pool_id FROM dirty_pool WHERE due_at <= slipway_clock() ORDER BY due_at, id"
 
 
 def pools_with(*shared: str) -> dict[str, Any]:
@@ -192,6 +199,85 @@ async def test_what_was_decided_is_published_at_once(provisioner: Provisioner) -
             await published.wait()
         assert not step.done()
     await step
+
+
+# Pools that are planned together
+
+
+async def test_pools_that_are_due_share_a_transaction(provisioner: Provisioner) -> None:
+    """Each has its own decision, and the next transaction takes twice as many."""
+    await demanded(provisioner, *POOLS[:2])
+    assert await provisioner.plan_together(4) == 8
+    assert await provisioner.states() == {"requested": 4}
+    assert await provisioner.database.fetchval("SELECT count(DISTINCT xmin::text) FROM decision") == 1
+    assert [row["pool_id"] for row in await provisioner.database.fetch(ORDER)] == POOLS[4:]
+
+
+async def test_pools_that_are_planned_together_share_a_window(provisioner: Provisioner) -> None:
+    """The later ones see what the earlier ones have taken of it."""
+    await cut(provisioner, 3)
+    await provisioner.plan_together(8)
+    assert await provisioner.database.fetchval(IN_FLIGHT) == 3
+    assert await provisioner.database.fetchval("SELECT count(*) FROM waiting_pool WHERE stage = 'boot'") == 5
+
+
+async def test_marks_for_later_are_passed_over(provisioner: Provisioner) -> None:
+    await demanded(provisioner)
+    await provisioner.database.execute(
+        "UPDATE dirty_pool SET due_at = due_at + interval '1 h' WHERE pool_id < $1", POOLS[6]
+    )
+    assert await provisioner.plan_together(8) == 8
+    assert await provisioner.states() == {"requested": 2}
+    assert not await marks.are_due(provisioner.database)
+
+
+@locking("store.functions.CLAIM_DIRTY")
+async def test_a_plan_that_changes_workers_shares_no_transaction(provisioner: Provisioner) -> None:
+    """Its locks come in one order then. The pools from it on stay dirty, at their places, and it is planned next."""
+    await demanded(provisioner)
+    await provisioner.plan()
+    for pool_id in POOLS:
+        await provisioner.demand(report(0 if pool_id == POOLS[1] else 2, pool_id=pool_id, at=1))
+    assert await provisioner.plan_together(8) == 1
+    assert [row["pool_id"] for row in await provisioner.database.fetch(ORDER)] == POOLS[1:]
+    assert await provisioner.plan_together(8) == 1
+    assert await provisioner.states() == {"requested": len(POOLS), "stopped": 1}
+    assert [row["pool_id"] for row in await provisioner.database.fetch(ORDER)] == POOLS[1:]  # its change marks it
+    assert await provisioner.plan_together(8) == 8
+    assert await provisioner.states() == {"requested": 2 * len(POOLS) - 2, "stopped": 1}
+
+
+async def test_one_of_several_plans_fails(provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of them is stored; each is planned alone then, and the others succeed."""
+    planner = await demanded(provisioner)
+    check = planning.check_plan
+
+    def broken(observed: Observed, plan: Plan) -> list[str]:
+        return ["it is broken"] if observed.pool.id == POOLS[1] else check(observed, plan)
+
+    monkeypatch.setattr(planning, "check_plan", broken)
+    assert await provisioner.plan_together(4) == 1
+    assert await provisioner.states() == {}
+    while await planner.step(provisioner.database):
+        pass
+    assert await provisioner.states() == {"requested": len(POOLS) - 1}
+    failed = "SELECT pool_id FROM dirty_pool WHERE reason = 'failed'"
+    assert await provisioner.database.fetchval(failed) == POOLS[1]
+
+
+@locking("store.functions.CLAIM_DIRTY")
+async def test_a_kept_plan_finds_all_by_indexes(provisioner: Provisioner) -> None:
+    """Made while a table is small, it would read all of its rows for each decision once there are many."""
+    await demanded(provisioner)
+    await provisioner.plan()
+    await provisioner.database.execute("VACUUM ANALYZE shared_usage, dirty_pool, pool_balance, demand")
+    await provisioner.demand(report(2, pool_id=POOLS[0], at=1))
+    async with provisioner.database.acquire() as db:
+        await db.execute("SELECT pg_stat_force_next_flush()")
+        async with db.transaction():
+            assert await pools.claim_dirty(db, 60)
+            await provisioner.observe(db, POOLS[0])
+            assert not [row["relname"] for row in await db.fetch(READ_WHOLE)]
 
 
 # Pools that wait for a shared window

@@ -46,7 +46,7 @@ async def test_a_pool_being_planned_is_skipped(provisioner: Provisioner) -> None
     async with provisioner.database.acquire() as db:
         transaction = db.transaction()
         await transaction.start()
-        assert await pools.claim_dirty(db, 60) == pools.Dirty("linux", frozenset({"declared", "demand"}), START)
+        assert await pools.claim_dirty(db, 60) == [pools.Dirty("linux", frozenset({"declared", "demand"}), START)]
         second = provisioner.start(provisioner.plan_step())
         await until_ended_or_waiting(provisioner.database, second)
         assert second.done(), "the second planner waits"

@@ -207,7 +207,7 @@ async def test_no_plan_misses_an_adoption(provisioner: Provisioner) -> None:
     await provisioner.demand(report(1))
     async with provisioner.database.acquire() as db:
         async with db.transaction():
-            assert await pools.claim_dirty(db, 60) is not None
+            assert await pools.claim_dirty(db, 60)
             adopting = provisioner.start(in_transaction(provisioner, adopt))
             await provisioner.until_waiting(adopting)
         await adopting

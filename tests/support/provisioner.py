@@ -204,11 +204,16 @@ class Provisioner:
 
     async def plan_step(self) -> bool:
         """Plan one pool, however long its locks take."""
+        return bool(await self.plan_together(1))
+
+    async def plan_together(self, most: int) -> int:
+        """Plan some pools in one transaction, however long its locks take; returns how many the next one may take."""
         return await plan.plan_next(
             self.database,
             settings=self.settings,
             calculator_unavailable_seconds=lambda: self.unavailable_seconds,
             lock_seconds=PATIENCE_SECONDS,
+            most=most,
         )
 
     async def plan(self) -> None:
@@ -224,9 +229,9 @@ class Provisioner:
 
     async def observe(self, tx: Connection, pool_id: str = "linux") -> Observed:
         """Input of a decision on a pool, as a transaction reads it."""
-        read, _ = await pools.observe(
+        ((read, _),) = await pools.observe(
             tx,
-            dirty=pools.Dirty(pool_id, frozenset()),
+            dirty=[pools.Dirty(pool_id, frozenset())],
             deadlines=self.settings.deadlines(),
             unavailable_seconds=self.unavailable_seconds,
             weight_half_life_seconds=self.settings.weight_half_life_seconds,

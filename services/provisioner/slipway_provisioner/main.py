@@ -54,8 +54,9 @@ from slipway_provisioner.store import owners
 from slipway_provisioner.store.pacing import SharedBuckets
 from slipway_provisioner.store.retention import RETENTION
 
-PAUSE_SECONDS: Final = 0.1
-"""Pause of loops for which events are seldom. Only plans and launches follow each event at once."""
+PAUSE_SECONDS: Final = 0.5
+"""Pause of loops for which events are seldom. Only plans and launches follow each event at once: to look for work that
+there is not costs as much as a decision."""
 
 
 def build(settings: Settings) -> Service:

@@ -39,11 +39,16 @@ CREATE FUNCTION slipway_server() RETURNS text LANGUAGE sql STABLE AS $$
     SELECT concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), d.oid, to_regclass('incarnation')::oid)
     FROM pg_database d WHERE d.datname = current_database()
 $$"""
+# The rest of a transaction executes its statements by kept plans, which fit any parameters and find all by indexes: a
+# table that was small when a plan was made would be read as a whole once it is large.
+PLANS_KEPT: Final = (
+    "set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true)"
+)
 # Advance the positions of partitions under their epochs, store the sequence numbers of sources, and return what was
 # seen of each partition before: at least one row for each, whose `dead` is true if its topic has dead letters. That is
 # read in a statement that begins after the lock. No row if a partition has another epoch or position; the caller must
 # roll back then. With `keep_plans` the transaction executes its statements by plans that fit any parameters.
-ADVANCE: Final = """
+ADVANCE: Final = f"""
 CREATE FUNCTION advance(
     topics text[], partitions integer[], epochs bigint[], ends bigint[], expected bigint[],
     numbered_topics text[], numbered_partitions integer[], sources text[], numbers bigint[], keep_plans boolean,
@@ -61,7 +66,7 @@ BEGIN
         RETURN;
     END IF;
     IF keep_plans THEN
-        PERFORM set_config('plan_cache_mode', 'force_generic_plan', true);
+        PERFORM {PLANS_KEPT};
     END IF;
     RETURN QUERY SELECT g.topic, g.partition, s.source, s.sequence_number,
         EXISTS (SELECT FROM dead_letter d WHERE d.topic = g.topic)

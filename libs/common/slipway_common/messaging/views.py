@@ -6,7 +6,7 @@ is dead-lettered and passed, as by other consumers. As long as the topic has it,
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
@@ -22,6 +22,9 @@ from slipway_common.messaging.records import Received, Record, is_bare_null, rea
 from slipway_common.observability.telemetry import CONSUMED, logger
 
 LOG = logger(__name__)
+SHARED_SECONDS: Final = 0.05
+"""Pause after records that a view which has caught up has taken, so that those that come meanwhile share the next
+transaction: nothing waits for one of them."""
 
 
 class View(Protocol):
@@ -71,6 +74,7 @@ class Reader:
                 if records:
                     await self._take(database, records)
                     self.wake()
+                    await asyncio.sleep(SHARED_SECONDS if self.ready else 0.0)
                 if not self.ready:
                     positions = [await consumer.position(tp) for tp in partitions]
                     self.ready = all(at >= ends[tp] for at, tp in zip(positions, partitions, strict=True))

@@ -1,6 +1,6 @@
 """Execution of a plan: decision, freeze, intents with their lease requests, workers to stop. Makes no choices."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import msgspec
@@ -25,13 +25,22 @@ from slipway_provisioner.store import decisions, leases, pools, usage, waiting, 
 from slipway_provisioner.store.decisions import LeaseRequest
 
 
+async def lock(tx: Connection, plans: Iterable[tuple[Observed, Plan]]) -> None:
+    """Lock the shared windows that the launches of plans fill, until the end of the transaction. Plans that launch
+    nothing lock none."""
+    if keys := sorted({key for observed, plan in plans for key in _keys(observed, plan)}):
+        await usage.lock(tx, keys)
+
+
+def _keys(observed: Observed, plan: Plan) -> list[str]:
+    return headroom.keys(plan.launches, {known.share: known for known in observed.shared})
+
+
 async def cut(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> Plan:
-    """The plan with the launches that fit into the shared windows that they fill, which stay locked. One that launches
-    nothing locks none."""
-    keys = headroom.keys(plan.launches, {known.share: known for known in observed.shared})
+    """The plan with the launches that fit into the shared windows that they fill, which are locked."""
+    keys = _keys(observed, plan)
     if not keys:
         return plan
-    await usage.lock(tx, keys)
     shared = await pools.shared_locked(
         tx, observed.pool.id, keys, dirty_since=observed.dirty_since, units=plan.units, window_max=_window_max(observed)
     )

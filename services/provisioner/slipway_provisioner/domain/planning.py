@@ -62,6 +62,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def units(self) -> int:
         return sum(launch.units for launch in self.launches)
 
+    @property
+    def adds_only(self) -> bool:
+        """True if it launches at most: it changes no worker, limit or pool, whose rows others may have locked."""
+        changes = (self.cancel, self.stop, self.drain, self.mark, self.unmark, self.reached)
+        return self.freeze is None and not any(changes) and not any(msgspec.structs.astuple(self.ageing))
+
 
 def plan(observed: Observed, *, now: datetime) -> Plan:
     """Plan one pool. The details name every config, including those without launches."""

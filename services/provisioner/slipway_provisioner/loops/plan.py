@@ -1,26 +1,33 @@
 """Planning loop: turns dirty pools into launch intents. The only place where launches are decided."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+import contextlib
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Final
 
 import asyncpg
 
 from slipway_api.events.alert import Alert, AlertRaised, AlertResolved, alert_identity
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.redaction import described
-from slipway_common.database.postgres import Database, is_infrastructure
+from slipway_common.database.postgres import Connection, Database, is_infrastructure
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.apply.leases import request_again
-from slipway_provisioner.apply.plan import cut, execute
+from slipway_provisioner.apply.plan import cut, execute, lock
 from slipway_provisioner.domain import planning, windows
+from slipway_provisioner.domain.planning import Plan
+from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import leases, marks, pools, waiting
+from slipway_provisioner.store.pools import Dirty
 
 LOG = logger(__name__)
 STEP_SECONDS: Final = 1.0
+POOLS_MAX: Final = 8
+"""Most pools that are planned in one transaction, whose keys others wait for until its end."""
 LOCK_SECONDS: Final = 0.05
 """Longest wait of a planner for a lock, which holds a connection. Then other pools come first."""
 RETRY_SECONDS: Final = 5.0  # between two attempts at a pool whose planning fails
@@ -35,7 +42,9 @@ class Planner:
     """Plans pools as they become dirty, several at once, on at most half of the connections of this process.
 
     The marks of a pool that are due when it is claimed share a decision, and those that come meanwhile share the next
-    one: many changes are coalesced for as long as a decision takes, and a single one waits for nothing."""
+    one: many changes are coalesced for as long as a decision takes, and a single one waits for nothing. While others
+    are due, a planner takes twice as many pools as before into its next transaction, up to POOLS_MAX. Those of several
+    pools are written in turn: they would wait for the same keys."""
 
     def __init__(
         self,
@@ -50,6 +59,7 @@ class Planner:
         self._calculator_unavailable_seconds = calculator_unavailable_seconds
         self._publish = publish
         self._lock_seconds = lock_seconds
+        self._turn = asyncio.Lock()
 
     async def step(self, database: Database) -> bool:
         """Plan until no pool is due, for STEP_SECONDS at most; True if more may be due."""
@@ -62,6 +72,8 @@ class Planner:
                 planners.append(asyncio.create_task(plan(due=bool(planners))))
 
         async def plan(*, due: bool) -> bool:
+            most = 1
+
             def claimed() -> None:
                 nonlocal due
                 due = True
@@ -72,13 +84,16 @@ class Planner:
                 if not (due or await marks.are_due(database)):
                     return False
                 due = False
-                if not await plan_next(
+                most = await plan_next(
                     database,
                     settings=self._settings,
                     calculator_unavailable_seconds=self._calculator_unavailable_seconds,
                     claimed=claimed,
                     lock_seconds=self._lock_seconds,
-                ):
+                    most=most,
+                    turn=contextlib.nullcontext() if most == 1 else self._turn,
+                )
+                if not most:
                     return False
                 self._publish()
             return True
@@ -106,19 +121,21 @@ async def plan_next(
     calculator_unavailable_seconds: Callable[[], float],
     claimed: Callable[[], None] = _nothing,
     lock_seconds: float = LOCK_SECONDS,
-) -> bool:
-    """Plan one dirty pool under its lock and commit the plan; False if no pool is dirty. `claimed` is called once a
-    pool is locked, if others are dirty."""
-    pool_id: str | None = None
+    most: int = 1,
+    turn: contextlib.AbstractAsyncContextManager[Any] = contextlib.nullcontext(),
+) -> int:
+    """Plan `most` dirty pools under their locks and commit the plans; returns how many the next attempt may take, 0 if
+    no pool is dirty. If one of several fails or waits for a lock, each is planned alone. `claimed` is called once
+    pools are locked, if others are dirty. `turn` is held from the locks of shared windows to the commit."""
+    dirty: Sequence[Dirty] = ()
     try:
-        async with database.acquire() as db, db.transaction():
-            dirty = await pools.claim_dirty(db, lock_seconds)
-            if dirty is None:
-                return False
-            pool_id = dirty.pool_id
-            if dirty.more:
+        async with contextlib.AsyncExitStack() as writing, database.acquire() as db, db.transaction():
+            dirty = await pools.claim_dirty(db, lock_seconds, most)
+            if not dirty:
+                return 0
+            if dirty[0].more:
                 claimed()
-            observed, now = await pools.observe(
+            read = await pools.observe(
                 db,
                 dirty=dirty,
                 deadlines=settings.deadlines(),
@@ -127,23 +144,46 @@ async def plan_next(
                 attempt_seconds=settings.unavailable_attempt_seconds,
                 tariff=settings.tariff(),
             )
-            plan = await cut(db, observed, planning.plan(observed, now=now), now)
-            if problems := planning.check_plan(observed, plan):
-                raise InvalidPlan("; ".join(problems))
-            await execute(db, observed, plan, now)
-            if marks.FAILED in dirty.reasons:
-                await outbox.enqueue(db, [_failing(AlertResolved, pool_id, f"planning {pool_id} succeeds again")])
+            made = [(observed, planning.plan(observed, now=now), now) for observed, now in read]
+            await writing.enter_async_context(turn)
+            decided = await _write(db, dirty, made)
     except CONTENDED:
-        if pool_id is not None:
-            await marks.requeue(database, pool_id)
-        return True
+        if len(dirty) == 1:
+            await marks.requeue(database, dirty[0].pool_id)
+        return 1
     except Exception as error:
-        if pool_id is None or is_infrastructure(error):
+        if not dirty or is_infrastructure(error):
             raise
-        await _postpone(database, pool_id, error)
-        return True
-    metrics.DECISIONS.labels(pool_id).inc()
-    return True
+        if len(dirty) == 1:
+            await _postpone(database, dirty[0].pool_id, error)
+        return 1
+    for each in dirty[:decided]:
+        metrics.DECISIONS.labels(each.pool_id).inc()
+    return min(POOLS_MAX, 2 * most) if decided == len(dirty) else 1
+
+
+async def _write(tx: Connection, dirty: Sequence[Dirty], made: Sequence[tuple[Observed, Plan, datetime]]) -> int:
+    """Store plans, cut to the shared windows; returns their number. A plan that changes rows which others may have
+    locked is stored alone, so that locks have one order: the pools from it on, or after it, stay dirty."""
+    await lock(tx, [(observed, plan) for observed, plan, _ in made])
+    decided = 0
+    for each, (observed, plan, now) in zip(dirty, made, strict=True):
+        plan = await cut(tx, observed, plan, now)
+        is_alone = not plan.adds_only or marks.FAILED in each.reasons
+        if is_alone and decided:
+            break
+        if problems := planning.check_plan(observed, plan):
+            raise InvalidPlan("; ".join(problems))
+        await execute(tx, observed, plan, now)
+        if marks.FAILED in each.reasons:
+            text = f"planning {each.pool_id} succeeds again"
+            await outbox.enqueue(tx, [_failing(AlertResolved, each.pool_id, text)])
+        decided += 1
+        if is_alone:
+            break
+    left = [(each, reason) for each in dirty[decided:] for reason in sorted(each.reasons)]
+    await marks.put_back(tx, [(each.pool_id, reason, each.since) for each, reason in left if each.since is not None])
+    return decided
 
 
 async def _postpone(database: Database, pool_id: str, error: Exception) -> None:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from slipway_api.events.lifecycle import ENDED as STOPPED
-from slipway_api.events.lifecycle import LEAVING
+from slipway_api.events.lifecycle import LEAVING, REGISTERED
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, arrays, columns, given, names
 from slipway_common.declaration.deadlines import DRAIN_SECONDS_MAX, DRAIN_SECONDS_MIN
@@ -58,7 +58,9 @@ WHERE CASE WHEN d.epoch < excluded.epoch THEN true
     WHEN d.epoch > excluded.epoch AND d.observed_at + d.valid_for_seconds * interval '1 s' > slipway_clock() THEN false
     ELSE d.observed_at < excluded.observed_at
         OR (d.observed_at = excluded.observed_at AND d.end_reason = '' AND excluded.end_reason <> '') END
-RETURNING pool_id, claimed_seen_at"""
+RETURNING pool_id, claimed_seen_at IS NOT NULL AND EXISTS (
+    SELECT FROM worker w WHERE w.pool_id = d.pool_id AND w.state IN ({states(REGISTERED)}) AND w.awaits_claim
+        AND w.first_claimed_at IS NULL) AS confirms"""
 # Sources, and with each the workers of which claims are gone from its sample: they ended after it or at its instant,
 # since the sample has them then, or run on a leaving worker. One statement, so that no report comes between the two.
 OBSERVE: Final = f"""
@@ -205,8 +207,8 @@ async def store(tx: Connection, reports: Sequence[Report]) -> bool:
     if not reports:
         return False
     rows = await tx.fetch(NEWEST, *columns(reports, [field.name for field in REPORTED]).values())
-    if claimed := {row["pool_id"] for row in rows if row["claimed_seen_at"] is not None}:
-        await usage.confirm_claims(tx, claimed)
+    if confirmed := {row["pool_id"] for row in rows if row["confirms"]}:
+        await usage.confirm_claims(tx, confirmed)
     await marks.dirty(tx, {row["pool_id"] for row in rows}, reason="demand")
     return bool(rows)
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from slipway_api.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING
 from slipway_api.events.scopes import NEW_SHARED_WINDOWS
+from slipway_common.database.tables import PLANS_KEPT
 from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain.fairness import WOKEN
 from slipway_provisioner.domain.launching import BatchState
@@ -126,29 +127,36 @@ CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 END $$"""
 
 
-# Lock the pool that has been dirty longest and that no planner holds, and delete its marks that are due, in a statement
-# that begins after the lock; all else is read later. Under READ COMMITTED each statement sees what committed before it
-# began, so the changes behind every deleted mark are visible to the reads. A mark that commits later stays and makes
-# the pool dirty again.
-# In the order of the marks, so that it ends at the first free pool, however many are dirty.
+# Lock the pools that have been dirty longest and that no planner holds, and delete their marks that are due, in a
+# statement that begins after the locks; all else is read later. Under READ COMMITTED each statement sees what committed
+# before it began, so the changes behind every deleted mark are visible to the reads. A mark that commits later stays
+# and makes the pool dirty again.
+# In the order of an index, so that it ends at the first free pools, however many are dirty, or will be later. `most`
+# marks are looked at, of which several may be of one pool.
 # Nothing is planned before the relay has compared this database with the log on the running server.
 # `more`: other pools are due as well.
-# The rest of the transaction waits for no lock longer than `timeout`, and executes its statements by plans that fit any
-# parameters: to plan those of one decision anew takes longer than to execute them.
+# The rest of the transaction waits for no lock longer than `timeout`. To plan the statements of one decision anew would
+# take longer than to execute them.
 CLAIM_DIRTY: Final = f"""
 CREATE FUNCTION claim_dirty(
-    timeout text, OUT claimed_id text, OUT reasons text[], OUT since timestamptz, OUT more boolean
-) LANGUAGE plpgsql AS $$ BEGIN
-    SELECT p.id INTO claimed_id FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id
-    WHERE d.due_at <= slipway_clock()
-        AND ({TRUSTED})
-    ORDER BY d.id LIMIT 1 FOR UPDATE OF p SKIP LOCKED;
-    PERFORM set_config('lock_timeout', timeout, true), set_config('plan_cache_mode', 'force_generic_plan', true);
-    WITH unmarked AS (
-        DELETE FROM dirty_pool WHERE pool_id = claimed_id AND due_at <= slipway_clock() RETURNING reason, due_at)
-    SELECT coalesce(array_agg(reason), '{{}}'), min(due_at), EXISTS (
-        SELECT FROM dirty_pool WHERE due_at <= slipway_clock() AND pool_id <> claimed_id)
-    INTO reasons, since, more FROM unmarked;
+    timeout text, most integer, OUT claimed_id text, OUT reasons text[], OUT since timestamptz, OUT more boolean
+) RETURNS SETOF record LANGUAGE plpgsql AS $$
+DECLARE
+    claimed text[];
+BEGIN
+    PERFORM set_config('lock_timeout', timeout, true), {PLANS_KEPT};
+    claimed := ARRAY(
+        SELECT p.id FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id
+        WHERE d.due_at <= (SELECT slipway_clock())
+            AND ({TRUSTED})
+        ORDER BY d.due_at, d.id LIMIT most FOR UPDATE OF p SKIP LOCKED);
+    RETURN QUERY WITH unmarked AS (
+        DELETE FROM dirty_pool WHERE pool_id = ANY(claimed) AND due_at <= slipway_clock()
+        RETURNING pool_id, reason, coalesce(dirty_since, due_at) AS dirty_since)
+    SELECT c.id, coalesce(array_agg(u.reason) FILTER (WHERE u.reason IS NOT NULL), '{{}}'), min(u.dirty_since),
+        coalesce(slipway_clock() >= (SELECT min(due_at) FROM dirty_pool WHERE pool_id <> ALL(claimed)), false)
+    FROM (SELECT id, min(place) AS place FROM unnest(claimed) WITH ORDINALITY AS g (id, place) GROUP BY id) AS c
+    LEFT JOIN unmarked u ON u.pool_id = c.id GROUP BY c.id, c.place ORDER BY c.place;
 END $$"""
 # Mark the pools dirty whose last plan lacked headroom of their own launch configs, and those that a planner holds: it
 # may be making such a plan of older usage. The others are locked until the caller commits what may be planned then.
@@ -172,7 +180,7 @@ END $$"""
 LOCK_CALLS: Final = f"""
 CREATE FUNCTION lock_calls(batch_ids uuid[], timeout text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
     PERFORM set_config('lock_timeout', coalesce(timeout, current_setting('lock_timeout')), true),
-        set_config('plan_cache_mode', 'force_generic_plan', true);
+        {PLANS_KEPT};
     PERFORM FROM launch_batch WHERE id = ANY(batch_ids) AND state = '{BatchState.CALLING}' ORDER BY id FOR UPDATE;
     PERFORM FROM worker WHERE batch_id = ANY(batch_ids) ORDER BY id FOR UPDATE;
 END $$"""

@@ -1,6 +1,7 @@
 """Dirty marks, which trigger the planning of a pool. Append-only: a writer never waits for a planner's pool lock."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Final
 
 import sqlalchemy as sa
@@ -16,7 +17,8 @@ DIRTY: Final = Statement(
         sa.select(sa.func.unnest(array("pool_ids", dirty_pool.c.pool_id)), sa.bindparam("reason", type_=sa.Text)),
     )
 )
-ARE_DUE: Final = f"SELECT EXISTS (SELECT FROM dirty_pool WHERE due_at <= {NOW})"
+# By the first of its index: of marks for later there is one for each pool.
+ARE_DUE: Final = f"SELECT coalesce((SELECT min(due_at) FROM dirty_pool) <= {NOW}, false)"
 SHORT: Final = "SELECT mark_short($1, $2)"
 REGISTERED: Final = "registered"
 """Reason of a mark: a worker has registered."""
@@ -28,9 +30,11 @@ REQUEUE: Final = """
 WITH due AS (
     DELETE FROM dirty_pool WHERE id IN (
         SELECT id FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() FOR UPDATE SKIP LOCKED)
-    RETURNING pool_id, reason, due_at)
-INSERT INTO dirty_pool (pool_id, reason, due_at)
-SELECT pool_id, reason, min(due_at) FROM due GROUP BY pool_id, reason"""
+    RETURNING pool_id, reason, coalesce(dirty_since, due_at) AS since)
+INSERT INTO dirty_pool (pool_id, reason, dirty_since)
+SELECT pool_id, reason, min(since) FROM due GROUP BY pool_id, reason"""
+PUT_BACK: Final = """
+INSERT INTO dirty_pool (pool_id, reason, due_at) SELECT * FROM unnest($1::text[], $2::text[], $3::timestamptz[])"""
 POSTPONE: Final = f"""
 UPDATE dirty_pool SET due_at = slipway_clock() + $2 * interval '1 s', reason = '{FAILED}' WHERE id IN (
     SELECT id FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() FOR UPDATE SKIP LOCKED)"""
@@ -59,6 +63,12 @@ async def dirty_if_short(tx: Connection, pool_ids: Iterable[str], *, reason: str
 async def requeue(db: Connection, pool_id: str) -> None:
     """Put a pool behind all others that are dirty."""
     await db.execute(REQUEUE, pool_id)
+
+
+async def put_back(tx: Connection, dirty: Sequence[tuple[str, str, datetime]]) -> None:
+    """Mark claimed pools dirty again, each for a reason and since a time, at their former places."""
+    if dirty:
+        await tx.execute(PUT_BACK, *map(list, zip(*dirty, strict=True)))
 
 
 async def postpone(tx: Connection, pool_id: str, after_seconds: float) -> bool:

@@ -1,6 +1,6 @@
 """Input of planning decisions: dirty pools, and configs with their weights and starts in flight."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from fractions import Fraction
 from typing import Any, Final
@@ -19,6 +19,7 @@ from slipway_provisioner.domain.fairness import WOKEN
 from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.pool import Busy, Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
 from slipway_provisioner.store import ageing, balance, demand, launch_stops, limits, marks, restores, usage
+from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, seconds
 from slipway_provisioner.store.functions import LIMITED_KEYS
@@ -110,7 +111,7 @@ SHARED_LOCKED: Final = _SHARED.format(
     dirty_since="$2",
     dirty=f""", dirty AS MATERIALIZED (
     SELECT DISTINCT d.pool_id, k.key FROM (
-        SELECT pool_id FROM dirty_pool WHERE due_at <= slipway_clock() ORDER BY id LIMIT {RIVALS_MAX}) AS d
+        SELECT pool_id FROM dirty_pool WHERE due_at <= {NOW} ORDER BY due_at, id LIMIT {RIVALS_MAX}) AS d
     JOIN launch_config c ON c.pool_id = d.pool_id AND c.state = 'active'
     CROSS JOIN LATERAL (VALUES {", ".join(f"(c.{key})" for key in LIMITED_KEYS)}) AS k (key)
     WHERE d.pool_id <> $1)""",
@@ -166,13 +167,15 @@ def _rows(statement: str) -> str:
 
 # One statement, so that all of it is of one moment. A start that fails, or a worker that ends, counts in exactly one of
 # those that a decision compares: starts in flight and failures, workers and claimed tasks. $2 are the deadlines, $3 the
-# seconds between two attempts, $4 those of a day, $5 is since when the pool has been dirty.
-OBSERVE: Final = f"""
+# seconds between two attempts, $4 those of a day. Of each of the pools $1, which have been dirty since $5.
+_OBSERVE: Final = f"""
 SELECT slipway_clock() AS now, {_row(POOL)} AS pool, {_row(LAUNCH_STOPS)} AS launch_stop,
     {_rows(CONFIGS)} AS configs, {_rows(_SHARED.format(**_UNLOCKED, dirty_since="$5"))} AS shared,
     {_row(FLEET)} AS fleet, {_rows(demand.OBSERVE)} AS demands,
     {_rows(WAITING_WORKERS)} AS waiting, {_rows(IDLE_WORKERS)} AS idle, {_rows(ageing.LIVES)} AS lives,
     EXISTS ({limits.OF_POOL}) AS is_limited"""
+OBSERVE: Final = f"""{_OBSERVE.replace("$1", "claimed.pool_id").replace("$5", "claimed.since")}
+FROM unnest($1::text[], $5::timestamptz[]) WITH ORDINALITY AS claimed (pool_id, since, place) ORDER BY claimed.place"""
 KNOWN: Final = Statement(
     sa.select(worker_pool.c.id).where(
         worker_pool.c.id == sa.any_(array("ids", worker_pool.c.id)), ~worker_pool.c.deleted
@@ -207,13 +210,11 @@ class Dirty(msgspec.Struct, frozen=True):
     more: bool = False
 
 
-async def claim_dirty(tx: Connection, lock_seconds: float) -> Dirty | None:
-    """Lock the pool that has been dirty longest and that no planner holds; None if there is none. After that no
+async def claim_dirty(tx: Connection, lock_seconds: float, most: int = 1) -> list[Dirty]:
+    """Lock the pools that have been dirty longest and that no planner holds, `most` of them at most. After that no
     statement of the transaction waits for a lock longer than `lock_seconds`."""
-    row = await tx.fetchrow("SELECT * FROM claim_dirty($1)", f"{lock_seconds * 1000:.0f}ms")
-    if row["claimed_id"] is None:
-        return None
-    return Dirty(row["claimed_id"], frozenset(row["reasons"]), row["since"], row["more"])
+    rows = await tx.fetch("SELECT * FROM claim_dirty($1, $2)", f"{lock_seconds * 1000:.0f}ms", most)
+    return [Dirty(row["claimed_id"], frozenset(row["reasons"]), row["since"], row["more"]) for row in rows]
 
 
 async def observe(
@@ -223,12 +224,28 @@ async def observe(
     unavailable_seconds: float,
     weight_half_life_seconds: float,
     attempt_seconds: float,
-    dirty: Dirty,
+    dirty: Sequence[Dirty],
     tariff: Tariff = Tariff(),
-) -> tuple[Observed, datetime]:
-    """Read the input of a decision, and the time. The caller holds the lock of the `dirty` pool."""
+) -> list[tuple[Observed, datetime]]:
+    """Read the input of a decision on each of the `dirty` pools, and the time. The caller holds their locks."""
+    ids, since = [each.pool_id for each in dirty], [each.since for each in dirty]
+    rows = await tx.fetch(OBSERVE, ids, deadlines, attempt_seconds, tariff.day_seconds, since)
+    idle_seconds = deadlines[DEFAULT_PROFILE]["idle_seconds"]
+    known = {
+        "calculator_unavailable_seconds": unavailable_seconds,
+        "weight_half_life_seconds": weight_half_life_seconds,
+        "tariff": tariff,
+    }
+    return [
+        (await _observed(tx, row, each, idle_seconds, known), row["now"]) for row, each in zip(rows, dirty, strict=True)
+    ]
+
+
+async def _observed(
+    tx: Connection, read: Any, dirty: Dirty, idle_timeout_seconds: float, known: Mapping[str, Any]
+) -> Observed:
+    """Input of a decision on a pool, from a row of OBSERVE, and what is `known` besides."""
     pool_id = dirty.pool_id
-    read = await tx.fetchrow(OBSERVE, pool_id, deadlines, attempt_seconds, tariff.day_seconds, dirty.since)
     row, counts, launch_stop = dict(read["pool"]), dict(read["fleet"]), read["launch_stop"]
     attempt_in_seconds, idle_seconds = row.pop("attempt_in_seconds"), row.pop("idle_seconds")
     missing_since = msgspec.convert(row.pop("missing_since"), datetime | None)
@@ -246,7 +263,8 @@ async def observe(
         busy = await tx.fetch(BUSY, pool_id, most) if most else ()
     if sum(max(0, row["counter_rows"] - 1) for row in read["configs"]) > usage.FOLDED_ROWS:
         await usage.fold_pool(tx, pool_id)
-    observed = Observed(
+    return Observed(
+        **known,
         pool=pool,
         demands=demands,
         fleet=fleet,
@@ -261,15 +279,11 @@ async def observe(
         short=short,
         dirty_since=dirty.since,
         registered=marks.REGISTERED in dirty.reasons,
-        idle_timeout_seconds=deadlines[DEFAULT_PROFILE]["idle_seconds"] if idle_seconds is None else idle_seconds,
-        calculator_unavailable_seconds=unavailable_seconds,
-        weight_half_life_seconds=weight_half_life_seconds,
+        idle_timeout_seconds=idle_timeout_seconds if idle_seconds is None else idle_seconds,
         attempt_in_seconds=attempt_in_seconds,
         stopped=f"launching is stopped: {launch_stop['reason']}" if launch_stop is not None else "",
-        levels=await limits.levels(tx, pool_id, tariff) if read["is_limited"] else (),
-        tariff=tariff,
+        levels=await limits.levels(tx, pool_id, known["tariff"]) if read["is_limited"] else (),
     )
-    return observed, read["now"]
 
 
 async def shared(tx: Connection, pool_id: str) -> list[Shared]:

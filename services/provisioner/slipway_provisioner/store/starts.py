@@ -13,6 +13,7 @@ import msgspec
 from slipway_api.events.lifecycle import WAITING
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import arrays, columns, names
+from slipway_common.database.tables import PLANS_KEPT
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.launching import BatchState, LeaseState
@@ -25,11 +26,10 @@ from slipway_provisioner.store.tables import worker
 
 _LIMITED: Final = """EXISTS (SELECT FROM launch_limit WHERE
         (scope, scope_id) IN (('pool', c.pool_id), ('account', c.account_id)))"""
-# The statements that follow are executed by kept plans: to plan them anew for each start takes longer. A plan that was
-# made while few leases waited reads no table as a whole, which would take seconds once many do.
-_SHARE: Final = """
+# The statements that follow are executed by kept plans: to plan them anew for each start takes longer.
+_SHARE: Final = f"""
 SELECT l.id, c.pool_id, c.account_id,
-    set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true)
+    {PLANS_KEPT}
 FROM lease l, worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
 WHERE l.id = ANY($1) AND c.id = l.launch_config_id AND p.id = c.pool_id AND n.name = c.name"""
 SHARE: Final = f"{_SHARE} {configs.FOR_START}"

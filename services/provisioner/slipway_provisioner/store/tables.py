@@ -582,7 +582,8 @@ decision = Table(
 Index("decision_pool", decision.c.pool_id, decision.c.at.desc())
 Index("decision_at", decision.c.at)
 
-# Append-only: a writer never waits for a planner, and a planner deletes only marks whose changes it can see.
+# Append-only: a writer never waits for a planner, and a planner deletes only marks whose changes it can see. Found by
+# the time at which they are due, since most pools have a mark for later. `dirty_since`: one that was put behind others.
 dirty_pool = Table(
     "dirty_pool",
     metadata,
@@ -590,7 +591,9 @@ dirty_pool = Table(
     required("pool_id", Text),
     required("reason", Text),
     now("due_at"),
+    Column("dirty_since", TIME),
 )
+Index("dirty_pool_due", dirty_pool.c.due_at, dirty_pool.c.id)
 Index("dirty_pool_pool", dirty_pool.c.pool_id, dirty_pool.c.due_at)
 
 workspace, workspace_document, workspace_listing = workspace_tables(metadata)

@@ -685,8 +685,10 @@ CREATE TABLE dirty_pool (
     pool_id TEXT NOT NULL,
     reason TEXT NOT NULL,
     due_at TIMESTAMP WITH TIME ZONE DEFAULT slipway_clock() NOT NULL,
+    dirty_since TIMESTAMP WITH TIME ZONE,
     PRIMARY KEY (id)
 );
+CREATE INDEX dirty_pool_due ON dirty_pool (due_at, id);
 CREATE INDEX dirty_pool_pool ON dirty_pool (pool_id, due_at);
 CREATE TABLE workspace (
     id UUID NOT NULL,
@@ -811,7 +813,7 @@ BEGIN
         RETURN;
     END IF;
     IF keep_plans THEN
-        PERFORM set_config('plan_cache_mode', 'force_generic_plan', true);
+        PERFORM set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true);
     END IF;
     RETURN QUERY SELECT g.topic, g.partition, s.source, s.sequence_number,
         EXISTS (SELECT FROM dead_letter d WHERE d.topic = g.topic)
@@ -968,18 +970,24 @@ END $$;
 CREATE TRIGGER headroom_freed AFTER INSERT ON shared_usage FOR EACH ROW
 WHEN (new.in_flight + new.unfolded < 0) EXECUTE FUNCTION wake_waiting();
 CREATE FUNCTION claim_dirty(
-    timeout text, OUT claimed_id text, OUT reasons text[], OUT since timestamptz, OUT more boolean
-) LANGUAGE plpgsql AS $$ BEGIN
-    SELECT p.id INTO claimed_id FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id
-    WHERE d.due_at <= slipway_clock()
-        AND (SELECT EXISTS (SELECT FROM incarnation WHERE server = slipway_server() AND requested IS NULL))
-    ORDER BY d.id LIMIT 1 FOR UPDATE OF p SKIP LOCKED;
-    PERFORM set_config('lock_timeout', timeout, true), set_config('plan_cache_mode', 'force_generic_plan', true);
-    WITH unmarked AS (
-        DELETE FROM dirty_pool WHERE pool_id = claimed_id AND due_at <= slipway_clock() RETURNING reason, due_at)
-    SELECT coalesce(array_agg(reason), '{}'), min(due_at), EXISTS (
-        SELECT FROM dirty_pool WHERE due_at <= slipway_clock() AND pool_id <> claimed_id)
-    INTO reasons, since, more FROM unmarked;
+    timeout text, most integer, OUT claimed_id text, OUT reasons text[], OUT since timestamptz, OUT more boolean
+) RETURNS SETOF record LANGUAGE plpgsql AS $$
+DECLARE
+    claimed text[];
+BEGIN
+    PERFORM set_config('lock_timeout', timeout, true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true);
+    claimed := ARRAY(
+        SELECT p.id FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id
+        WHERE d.due_at <= (SELECT slipway_clock())
+            AND (SELECT EXISTS (SELECT FROM incarnation WHERE server = slipway_server() AND requested IS NULL))
+        ORDER BY d.due_at, d.id LIMIT most FOR UPDATE OF p SKIP LOCKED);
+    RETURN QUERY WITH unmarked AS (
+        DELETE FROM dirty_pool WHERE pool_id = ANY(claimed) AND due_at <= slipway_clock()
+        RETURNING pool_id, reason, coalesce(dirty_since, due_at) AS dirty_since)
+    SELECT c.id, coalesce(array_agg(u.reason) FILTER (WHERE u.reason IS NOT NULL), '{}'), min(u.dirty_since),
+        coalesce(slipway_clock() >= (SELECT min(due_at) FROM dirty_pool WHERE pool_id <> ALL(claimed)), false)
+    FROM (SELECT id, min(place) AS place FROM unnest(claimed) WITH ORDINALITY AS g (id, place) GROUP BY id) AS c
+    LEFT JOIN unmarked u ON u.pool_id = c.id GROUP BY c.id, c.place ORDER BY c.place;
 END $$;
 CREATE FUNCTION mark_short(pool_ids text[], reason text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -991,7 +999,7 @@ BEGIN
 END $$;
 CREATE FUNCTION lock_calls(batch_ids uuid[], timeout text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
     PERFORM set_config('lock_timeout', coalesce(timeout, current_setting('lock_timeout')), true),
-        set_config('plan_cache_mode', 'force_generic_plan', true);
+        set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true);
     PERFORM FROM launch_batch WHERE id = ANY(batch_ids) AND state = 'calling' ORDER BY id FOR UPDATE;
     PERFORM FROM worker WHERE batch_id = ANY(batch_ids) ORDER BY id FOR UPDATE;
 END $$;
