@@ -25,15 +25,15 @@ from slipway_provisioner.store import decisions, leases, pools, usage, waiting, 
 from slipway_provisioner.store.decisions import LeaseRequest
 
 
+def _keys(observed: Observed, plan: Plan) -> list[str]:
+    return headroom.keys(plan.launches, {known.share: known for known in observed.shared})
+
+
 async def lock(tx: Connection, plans: Iterable[tuple[Observed, Plan]]) -> None:
     """Lock the shared windows that the launches of plans fill, until the end of the transaction. Plans that launch
     nothing lock none."""
     if keys := sorted({key for observed, plan in plans for key in _keys(observed, plan)}):
         await usage.lock(tx, keys)
-
-
-def _keys(observed: Observed, plan: Plan) -> list[str]:
-    return headroom.keys(plan.launches, {known.share: known for known in observed.shared})
 
 
 async def cut(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> Plan:
