@@ -2,8 +2,10 @@
 
 import itertools
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,10 +13,10 @@ from slipway_api.events.alert import AlertRaised, AlertResolved
 from slipway_api.events.lease import LeaseReleaseRequested, LeaseRequested
 from slipway_lease_broker.domain import limits
 from slipway_lease_broker.domain.commands import UNITS_MAX, apply_command
-from slipway_lease_broker.domain.ledger import LeasePool, Ledger, UnleasedBy
+from slipway_lease_broker.domain.ledger import Lease, LeasePool, Ledger, State, UnleasedBy
 from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.terms import Operation, Policy
-from slipway_lease_broker.domain.unleased import Start, announced, charge
+from slipway_lease_broker.domain.unleased import LOST_LEASE, Start, announced, charge
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LIMIT = 5
@@ -88,9 +90,70 @@ def test_an_alert_is_raised_once_and_resolved_at_the_end() -> None:
     allowance = limits.allowance(POOL, 0, 0, unleased_max=2)
     charge(ledger, "p", start, NOW, sender, allowance, lease_id="l")
     pool, raised = announced(ledger.pools["p"], NOW)
-    assert isinstance(raised, AlertRaised)
-    assert "a reported 7 unleased units more than it may count" in raised.summary
-    assert announced(pool, NOW) == (pool, None)
+    assert raised == AlertRaised(
+        dedup_key="lease-broker/lease-pool-unleased-excess/p",
+        kind="lease-pool-unleased-excess",
+        subject_kind="lease-pool",
+        subject_id="p",
+        summary="lease pool p: a reported 7 unleased units more than it may count",
+        effect="tenant a gets no lease until 2026-01-01T12:20:00+00:00; other tenants are not affected",
+        doing="counts at most 2 unleased units of a against the pool",
+        command="slipway lease history p -n 20",
+        cause="its report is wrong, or it started more than unleased_max of its token allows",
+        severity="notice",
+    )
+    assert announced(pool, NOW + timedelta(seconds=1199)) == (pool, None)
     pool, resolved = announced(pool, NOW + timedelta(seconds=1200))
     assert isinstance(resolved, AlertResolved)
-    assert (resolved.dedup_key, pool.excess) == (raised.dedup_key, None)
+    assert (resolved.identity, resolved.summary, pool.excess) == (raised.identity, raised.summary, None)
+    assert announced(pool, NOW) == (pool, None)
+    unannounced, nothing = announced(ledger.pools["p"], NOW + timedelta(seconds=1200))
+    assert (unannounced.excess, nothing) == (None, None), "it has ended before anybody was told"
+
+
+#         end of the lost lease's hold, hold of the start     end of its hold
+LOST: Final = [
+    (900, None, 900),
+    (900, 300.0, 300),
+    (5000, None, 1200),
+]
+
+
+@pytest.mark.parametrize(("hold_until", "hold_seconds", "ends"), LOST)
+def test_a_start_whose_lease_was_lost_counts_in_its_place(
+    hold_until: float, hold_seconds: float | None, ends: float
+) -> None:
+    """As the broker knew of it, so that it needs no allowance, and no longer than the lost lease would have."""
+    lost = Lease(
+        id="old",
+        lease_pool_id="p",
+        request_id="r",
+        fencing_token=4,
+        granted_units=3,
+        units=3,
+        state=State.LOST,
+        granted_at=NOW,
+        expires_at=NOW,
+        hold_until=NOW + timedelta(seconds=hold_until),
+        counted_until=NOW + timedelta(seconds=60),
+        extended_at=NOW,
+        operation="install",
+        tenant="t",
+        owner="a",
+    )
+    pool = msgspec.structs.replace(POOL, held={"install": 3}, held_units=3, last_token=4)
+    ledger, sender = Ledger([pool], [lost], []), Sender(name="a")
+    start = Start(
+        request_id=f"{LOST_LEASE}old",
+        operation="install",
+        units=3,
+        started_at=NOW,
+        hold_seconds=hold_seconds,
+        cause=UnleasedBy.LOST,
+    )
+    allowance = limits.allowance(pool, 0, 0, unleased_max=0)
+    lease = charge(ledger, "p", start, NOW, sender, allowance, lease_id="new")
+    assert (lease.state, lease.units, lease.uncounted_units, lease.tenant) == (State.CONFIRMED, 3, 0, "t")
+    assert (lease.hold_until, lease.fencing_token) == (NOW + timedelta(seconds=ends), 5)
+    assert (ledger.leases["p", "old"].ended_at, ledger.pools["p"].held_units) == (NOW, 3)
+    assert ledger.pools["p"].excess is None

@@ -120,13 +120,30 @@ def test_a_worker_without_a_maximum_never_ages() -> None:
     assert decide([worker], unwanted=9, room=9, obstacle="").stop == []
 
 
-def test_its_alert() -> None:
-    raised = alert(AlertRaised, "linux", Ageing(irreplaceable=2, cause="the pool is paused"))
-    assert isinstance(raised, AlertRaised)
-    assert raised.summary == "2 workers are past the maximum age of pool linux, and nothing could replace them"
-    assert (raised.cause, raised.severity) == ("the pool is paused", "notice")
-    resolved = alert(AlertResolved, "linux", Ageing())
-    assert resolved.dedup_key == raised.dedup_key
+@pytest.mark.parametrize(("number", "workers"), [(1, "1 worker is"), (2, "2 workers are")])
+def test_its_alert(number: int, workers: str) -> None:
+    raised = alert(AlertRaised, "linux", Ageing(irreplaceable=number, cause="the pool is paused"))
+    assert raised == AlertRaised(
+        dedup_key="provisioner/maximum-age/linux",
+        kind="maximum-age",
+        subject_kind="pool",
+        subject_id="linux",
+        summary=f"{workers} past the maximum age of pool linux, and nothing could replace them",
+        effect="they serve on, and are older than declared",
+        doing="drains them as soon as a replacement could start",
+        cause="the pool is paused",
+        command="slipway why linux",
+        severity="notice",
+    )
+    resolved = alert(AlertResolved, "linux", Ageing(irreplaceable=number, cause="the pool is paused"))
+    assert resolved == AlertResolved(
+        **raised.identity,
+        summary="no worker of pool linux is past its maximum age without a replacement",
+        effect="",
+        doing="",
+        command="slipway why linux",
+        severity="notice",
+    )
 
 
 lives = st.lists(
