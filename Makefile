@@ -267,7 +267,7 @@ mutants: $(READY) ## Break each invariant and rule in a copy and expect its test
 	@$(RUN) -m tests.tools.mutants check $(if $(ONLY),ONLY=$(ONLY))
 
 .PHONY: mutation
-mutation: $(READY) ## Mutants that mutmut makes of pure rooms, and which of them the unit tests notice: ONLY=recovery SINCE=COMMIT PROCESSES=2 AGAIN=1 KEEP=1
+mutation: $(READY) ## Mutants that mutmut makes of pure rooms, and which of them the unit tests notice: ONLY=recovery SINCE=COMMIT PROCESSES=2 SECONDS=600 AGAIN=1 KEEP=1
 	@$(RUN) -m tests.tools.mutation
 
 terraform-checks: $(READY) $(TERRAFORM) ## Conformance checks of the Terraform provider scheduler, by number: CHECK=7 TOFU=PATH MUTANT=

@@ -1,8 +1,9 @@
 """Mutation of the pure rooms by mutmut: how many of its mutants the unit tests of a room notice.
 
 `python -m tests.tools.mutation`, with `ONLY=room,room` [default: all], `SINCE=commit` for the modules that changed, and
-`PROCESSES=2` [default: 1]. `AGAIN=1`, after tests were added, tries only what lived in the last run on this computer,
-or everything if the service has changed since. `KEEP=1` writes the lines of the rooms to bench/results/mutation.md.
+`PROCESSES=2` [default: 1]. `SECONDS=600` stops after that time in each room. `AGAIN=1` tries only what lived in the
+last run on this computer, after tests were added, and what it left; everything if the service has changed since.
+`KEEP=1` writes the lines of rooms that have ended to bench/results/mutation.md.
 
 mutmut finds nothing in several distributions at once, so it works on a copy in which all packages lie side by side.
 Texts and calls of the log are left as they are.
@@ -37,6 +38,8 @@ RESULTS: Final = ROOT / "bench" / "results" / "mutation.md"
 LAST: Final = ROOT / ".mutation"
 """Folder of the last run of each room."""
 KILLED_MIN, UNTESTED_MAX = 0.85, 0.03
+UNTRIED: Final = "not checked"
+"""Status of a mutant that a run did not come to."""
 ROOMS: Final[Mapping[str, tuple[str, str]]] = {
     # services/provisioner
     "planning": (
@@ -121,8 +124,9 @@ class Ended(msgspec.Struct, frozen=True):
     diff: str
 
     @property
-    def lives(self) -> bool:
-        return self.status in ("survived", "no tests")
+    def is_open(self) -> bool:
+        """True if it lived, or was not tried."""
+        return self.status in ("survived", "no tests", UNTRIED)
 
     @property
     def change(self) -> tuple[str, str, str]:
@@ -225,7 +229,7 @@ def last_run(room: str) -> list[Ended]:
 def merged(last: Sequence[Ended], ended: Sequence[Ended]) -> list[Ended]:
     """Mutants of a run; those that it did not try are as they ended in the last one."""
     before = {each.name: each for each in last}
-    return [before.get(each.name, each) if each.status == "not checked" else each for each in ended]
+    return [before.get(each.name, each) if each.status == UNTRIED else each for each in ended]
 
 
 async def mutated(room: str, modules: Sequence[str], names: Sequence[str] = ()) -> list[Ended]:
@@ -255,7 +259,7 @@ def tally(room: str, ended: Sequence[Ended], reasons: Mapping[tuple[str, str, st
     listed: Counter[str] = Counter()
     listed.update(reasons[each.change] for each in ended if each.status == "survived" and each.change in reasons)
     survived, untested = states["survived"], states["no tests"]
-    total = len(ended) - states["skipped"] - states["not checked"]
+    total = len(ended) - states["skipped"] - states[UNTRIED]
     return Tally(room, total, total - survived - untested, survived, untested, dict(listed))
 
 
@@ -286,8 +290,9 @@ async def work(chosen: Mapping[str, Sequence[str]]) -> int:
     for room, files in chosen.items():
         is_whole = [*files] == files_of(room)
         last = last_run(room) if is_whole and os.environ.get("AGAIN") else []
-        living = [each.name for each in last if each.lives]
-        ended = merged(last, await mutated(room, files, living)) if living or not last else last
+        names = [each.name for each in last if each.is_open]
+        ended = merged(last, await mutated(room, files, names)) if names or not last else last
+        untried = sum(each.status == UNTRIED for each in ended)
         if is_whole:
             LAST.mkdir(exist_ok=True)
             (LAST / f"{room}.json").write_bytes(msgspec.json.encode(Run(digest(room), ended)))
@@ -299,9 +304,9 @@ async def work(chosen: Mapping[str, Sequence[str]]) -> int:
                 unlisted += 1
                 function, old, new = each.change
                 print(f"survived {function}\n    - {old!r}\n    + {new!r}")
-        print(tallies[-1].line, flush=True)
-        if os.environ.get("KEEP"):
-            RESULTS.write_text(kept(RESULTS.read_text() if RESULTS.exists() else "", tallies))
+        print(tallies[-1].line, f"{untried} not tried" if untried else "", flush=True)
+        if os.environ.get("KEEP") and not untried:
+            RESULTS.write_text(kept(RESULTS.read_text() if RESULTS.exists() else "", tallies[-1:]))
     print("\n".join([HEADER, *(each.line for each in tallies)]))
     print(f"{unlisted} survivors without a reason")
     return 0 if all(each.holds for each in tallies) else 1

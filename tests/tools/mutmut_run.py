@@ -1,12 +1,14 @@
 """Run mutmut in a staged tree, without mutants of texts: `python -P mutmut_run.py RESULTS PROCESSES [MUTANT …]`, in the
 folder of the stage.
 
-RESULTS is a JSON file: a list of {name, status, diff} of every mutant; only survivors have a diff.
+RESULTS is a JSON file: a list of {name, status, diff} of every mutant; only survivors have a diff. After `SECONDS` no
+further mutant is tried.
 """
 
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from functools import wraps
@@ -22,6 +24,7 @@ from mutmut.state import state
 from mutmut.utils.format_utils import mangled_name_from_mutant_name
 from mutmut.workers import isolation
 
+BEGAN = time.monotonic()
 # A sentence that reads otherwise breaks no decision. The list is changed in place, since others have it by name.
 OF_TEXTS = {
     mutators.operator_string,
@@ -124,6 +127,8 @@ class Runner(isolation.ForkRunner):
     def submit(self, mutant_name: str, tests: list[str], cpu_time_limit: int, estimated_time: float) -> None:
         """Run a mutant for as much processor time. Where others use the processors too, it waits for them most of the
         time, so that the limit of that is for one that waits forever."""
+        if time.monotonic() - BEGAN > float(os.environ.get("SECONDS", "inf")):
+            raise KeyboardInterrupt  # mutmut stops, and keeps what has ended
         super().submit(mutant_name, tests, cpu_time_limit, 100 + 50 * estimated_time)
 
     def run_forced_fail(self) -> int:

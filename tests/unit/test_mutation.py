@@ -66,6 +66,7 @@ def test_a_run_of_survivors_leaves_the_others_as_they_ended() -> None:
     again = [Ended("m1", "not checked", ""), Ended(LIVED.name, "killed", ""), Ended("m3", "survived", DIFF)]
     assert merged(before, again) == [before[0], *again[1:]]
     assert merged([], again) == again
+    assert [each.is_open for each in (*before, *again)] == [False, True, True, True, False, True]
 
 
 #            mutants, killed, untested, holds
