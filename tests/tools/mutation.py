@@ -304,7 +304,7 @@ async def work(chosen: Mapping[str, Sequence[str]]) -> int:
                 unlisted += 1
                 function, old, new = each.change
                 print(f"survived {function}\n    - {old!r}\n    + {new!r}")
-        print(tallies[-1].line, f"{untried} not tried" if untried else "", flush=True)
+        print(tallies[-1].line + (f" {untried} not tried" if untried else ""), flush=True)
         if os.environ.get("KEEP") and not untried:
             RESULTS.write_text(kept(RESULTS.read_text() if RESULTS.exists() else "", tallies[-1:]))
     print("\n".join([HEADER, *(each.line for each in tallies)]))

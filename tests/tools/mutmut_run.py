@@ -1,8 +1,8 @@
 """Run mutmut in a staged tree, without mutants of texts: `python -P mutmut_run.py RESULTS PROCESSES [MUTANT …]`, in the
 folder of the stage.
 
-RESULTS is a JSON file: a list of {name, status, diff} of every mutant; only survivors have a diff. After `SECONDS` no
-further mutant is tried.
+RESULTS is a JSON file: a list of {name, status, diff} of every mutant; only survivors have a diff. Once mutants have
+run for `SECONDS`, no further one is tried.
 """
 
 import json
@@ -24,7 +24,6 @@ from mutmut.state import state
 from mutmut.utils.format_utils import mangled_name_from_mutant_name
 from mutmut.workers import isolation
 
-BEGAN = time.monotonic()
 # A sentence that reads otherwise breaks no decision. The list is changed in place, since others have it by name.
 OF_TEXTS = {
     mutators.operator_string,
@@ -124,10 +123,14 @@ class Runner(isolation.ForkRunner):
         self.test_runner = cast(Any, collected)
         return isolation.run_in_fork(collected.run_tests, mutant_name="")
 
+    def startup(self) -> None:
+        self._until = time.monotonic() + float(os.environ.get("SECONDS", "inf"))
+        super().startup()
+
     def submit(self, mutant_name: str, tests: list[str], cpu_time_limit: int, estimated_time: float) -> None:
         """Run a mutant for as much processor time. Where others use the processors too, it waits for them most of the
         time, so that the limit of that is for one that waits forever."""
-        if time.monotonic() - BEGAN > float(os.environ.get("SECONDS", "inf")):
+        if time.monotonic() > self._until:
             raise KeyboardInterrupt  # mutmut stops, and keeps what has ended
         super().submit(mutant_name, tests, cpu_time_limit, 100 + 50 * estimated_time)
 
