@@ -473,7 +473,6 @@ def in_states(members: Collection[State]) -> ColumnElement[bool]:
 FINISHING: Final = in_states(ASKED_TO_STOP) & worker.c.may_finish & worker.c.idle_since.is_(None)
 """Condition that a worker has a task which it claimed when it was asked to stop as an idle one."""
 
-
 Index(
     "worker_live",
     worker.c.pool_id,
@@ -501,8 +500,7 @@ Index(
 )
 Index("worker_draining", worker.c.drain_until, postgresql_where=~in_states(ENDED) & worker.c.drain_until.is_not(None))
 Index("worker_live_instance", worker.c.account_id, worker.c.instance_id, postgresql_where=~in_states(ENDED))
-# By which the sweep also finds the starts whose call is not answered yet.
-Index("worker_request", worker.c.request_id, postgresql_where=in_states(IN_FLIGHT["launch"]))
+Index("worker_request", worker.c.request_id, postgresql_where=in_states(IN_FLIGHT["launch"]))  # and for sweeps
 Index("worker_lease", worker.c.lease_id, postgresql_where=in_states(WAITING) & worker.c.lease_id.is_not(None))
 Index("worker_batch", worker.c.batch_id)
 Index(
