@@ -20,7 +20,8 @@ from slipway_api.events.worker import (
 )
 from slipway_client.view import narration
 from slipway_client.view.narration import Health
-from slipway_client.view.snapshot import Config, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot
+from slipway_client.view.snapshot import EventLine, Service, Snapshot
+from tests.support import screens
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 ZONE = "zone-b"
@@ -75,7 +76,7 @@ def test_all_lines_of_a_trip_have_one_key() -> None:
 
 
 def test_answers_and_events_give_the_same_health() -> None:
-    config = Config(id=ZONE, pool_id="linux", health_state="tripped", tripped_by="signal", reason=DOWN.reason)
+    config = screens.config(id=ZONE, pool_id="linux", health_state="tripped", tripped_by="signal", reason=DOWN.reason)
     assert Health.seen(config) == DOWN
     event = WeightChanged(
         launch_config_id=ZONE,
@@ -93,7 +94,7 @@ def test_answers_and_events_give_the_same_health() -> None:
 
 
 def test_a_trip_without_a_reason() -> None:
-    config = Config(id=ZONE, pool_id="linux", health_state="tripped", next_probe_at=TRIPPED.next_probe_at)
+    config = screens.config(id=ZONE, pool_id="linux", health_state="tripped", next_probe_at=TRIPPED.next_probe_at)
     assert narration.changed(None, Health.seen(config), at=NOW) == EventLine(
         NOW, "zone-b tripped: no reason given; next probe in 1 s", "bad", "trip/zone-b"
     )
@@ -173,14 +174,17 @@ def test_alerts_of_a_config_do_not_repeat_its_line() -> None:
 def test_acts_of_operators_and_services() -> None:
     def seen(state: str, limit: int, problem: str, *, paused: bool = False) -> Snapshot:
         broker = Service(name="lease-broker", unavailable_seconds=1 if problem else None, problem=problem)
-        configs = [Config(id="a", pool_id="linux"), Config(id="b", pool_id="linux", state=state, state_reason="rack")]
+        configs = [
+            screens.config(id="a", pool_id="linux"),
+            screens.config(id="b", pool_id="linux", state=state, state_reason="rack"),
+        ]
         return Snapshot(
             now=NOW,
             title="",
             services=[Service(name="provisioner"), broker],
             configs=configs,
-            pools=[Pool(id="linux", mode="enforce", paused=paused)],
-            lease_pools=[LeasePool(id="sim-a", limit=limit)],
+            pools=[screens.pool(id="linux", mode="enforce", paused=paused)],
+            lease_pools=[screens.lease_pool(id="sim-a", limit=limit)],
         )
 
     before, after = seen("active", 45, ""), seen("paused", 40, "no answer within 5 s", paused=True)
@@ -200,7 +204,9 @@ def test_acts_of_operators_and_services() -> None:
 
 
 def test_launch_stops_are_reported_when_they_begin_and_end() -> None:
-    stopped = Snapshot(now=NOW, title="", launch_stops=[LaunchStop(scope="pool", scope_id="linux", reason="drill")])
+    stopped = Snapshot(
+        now=NOW, title="", launch_stops=[screens.launch_stop(scope="pool", scope_id="linux", reason="drill")]
+    )
     free = Snapshot(now=NOW, title="")
     assert [line.text for line in narration.differences(free, stopped)] == ["launching is stopped in pool linux: drill"]
     assert [line.text for line in narration.differences(stopped, free)] == ["launching resumed in pool linux"]
@@ -214,39 +220,41 @@ def test_the_first_answers_are_no_differences() -> None:
         now=NOW,
         title="",
         services=[Service(name="provisioner")],
-        pools=[Pool(id="linux", paused=True)],
-        configs=[Config(id="a", pool_id="linux", state="paused")],
-        lease_pools=[LeasePool(id="sim-a", limit=4)],
+        pools=[screens.pool(id="linux", paused=True)],
+        configs=[screens.config(id="a", pool_id="linux", state="paused")],
+        lease_pools=[screens.lease_pool(id="sim-a", limit=4)],
     )
     assert narration.differences(nothing, first) == []
 
 
 def test_status_in_a_line() -> None:
-    pool = Pool(id="linux", pending=12, claimed=84, serving=96, wanted=100)
+    pool = screens.pool(id="linux", pending=12, claimed=84, serving=96, wanted=100)
     configs = [
-        Config(id="linux-zone-a", pool_id="linux", weight=0.9),
-        Config(id="linux-zone-c", pool_id="linux", weight=0.3),
-        Config(id="linux-zone-b", pool_id="linux", weight=0.1, health_state="tripped"),
-        Config(id="linux-zone-d", pool_id="linux", weight=0.9, state="paused"),
+        screens.config(id="linux-zone-a", pool_id="linux", weight=0.9),
+        screens.config(id="linux-zone-c", pool_id="linux", weight=0.3),
+        screens.config(id="linux-zone-b", pool_id="linux", weight=0.1, health_state="tripped"),
+        screens.config(id="linux-zone-d", pool_id="linux", weight=0.9, state="paused"),
     ]
     line = narration.status(pool, configs, 26.2)
     assert line == (
         "linux  12 pending  84 claimed  96/100 serving 26 launches/min  linux-zone-a 75% …c 25% …b tripped …d paused"
     )
-    many = [Config(id=f"c-{n}", pool_id="linux", health_state="tripped" if n == 3 else "healthy") for n in range(60)]
+    many = [
+        screens.config(id=f"c-{n}", pool_id="linux", health_state="tripped" if n == 3 else "healthy") for n in range(60)
+    ]
     assert narration.status(pool, many, None).endswith("96/100 serving  59 healthy 1 tripped")
 
 
 def test_launches_per_minute() -> None:
     def seen(at: datetime, launched: int) -> Snapshot:
-        return Snapshot(now=at, title="", configs=[Config(id="a", pool_id="linux", launched=launched)])
+        return Snapshot(now=at, title="", configs=[screens.config(id="a", pool_id="linux", launched=launched)])
 
     assert narration.rates(seen(NOW, 10), seen(NOW + timedelta(seconds=30), 25)) == {"linux": 30.0}
     assert narration.rates(seen(NOW, 10), seen(NOW, 10)) == {}
 
 
 def test_launches_of_archived_revisions_are_not_taken_back() -> None:
-    old, new = (Config(id=id_, pool_id="linux", launched=number) for id_, number in (("a@1", 500), ("a@2", 3)))
+    old, new = (screens.config(id=id_, pool_id="linux", launched=number) for id_, number in (("a@1", 500), ("a@2", 3)))
     before = Snapshot(now=NOW, title="", configs=[old])
     assert narration.rates(before, Snapshot(now=NOW + timedelta(minutes=1), title="", configs=[new])) == {"linux": 3.0}
 

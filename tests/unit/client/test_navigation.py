@@ -12,12 +12,13 @@ from slipway_client.cli.terminal import keys
 from slipway_client.view import pages, screen
 from slipway_client.view.navigation import ALERTS, HELP, OVERVIEW, START, Navigation, Place, pressed
 from slipway_client.view.pages import Item, Listing, Page
-from slipway_client.view.snapshot import Alert, Config, EventLine, LeasePool, Pool, Snapshot, pages_first
+from slipway_client.view.snapshot import EventLine, Snapshot, pages_first
+from tests.support import screens
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 LINUX, WIN = Place("pool", "linux"), Place("pool", "win")
 ROWS = [LINUX, WIN, Place("config", "linux-a"), Place("lease-pool", "sim-a")]
-FIRE = Alert(
+FIRE = screens.alert(
     dedup_key="provisioner/pool-starved/linux",
     kind="pool-starved",
     subject_id="linux",
@@ -26,7 +27,7 @@ FIRE = Alert(
     command="slipway why linux",
     since=NOW - timedelta(minutes=3),
 )
-SLOW = Alert(
+SLOW = screens.alert(
     dedup_key="provisioner/account-throttled/sim-a",
     kind="account-throttled",
     subject_id="sim-a",
@@ -50,9 +51,9 @@ def after(*pressed_keys: str, rows: list[Place] = ROWS, nav: Navigation = START,
 
 
 def snapshot(**fields: Any) -> Snapshot:
-    pools = [Pool(id=name, mode="enforce") for name in ("linux", "win")]
-    usual: dict[str, Any] = {"pools": pools, "configs": [Config(id="linux-a", pool_id="linux")]}
-    return Snapshot(now=NOW, title="top", lease_pools=[LeasePool(id="sim-a", limit=4)], **usual | fields)
+    pools = [screens.pool(id=name, mode="enforce") for name in ("linux", "win")]
+    usual: dict[str, Any] = {"pools": pools, "configs": [screens.config(id="linux-a", pool_id="linux")]}
+    return Snapshot(now=NOW, title="top", lease_pools=[screens.lease_pool(id="sim-a", limit=4)], **usual | fields)
 
 
 def lines(nav: Navigation, *, page: Page | None = None, width: int = 80, height: int = 24, **fields: Any) -> list[str]:
@@ -123,7 +124,7 @@ def test_the_footer_of_a_paused_screen_offers_to_resume_it_alone() -> None:
 
 
 def test_a_selected_row_is_shown_in_a_list_that_is_cut() -> None:
-    configs = [Config(id=f"c-{n:02d}", pool_id="linux") for n in range(60)]
+    configs = [screens.config(id=f"c-{n:02d}", pool_id="linux") for n in range(60)]
     nav = after("end", rows=[Place("config", config.id) for config in configs])
     drawn = pages.draw(snapshot(configs=configs), nav, None, 80, 24)
     shown = [line for line in drawn.lines if line.plain.startswith("c-")]

@@ -12,15 +12,15 @@ from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_client.view import narration, screen
 from slipway_client.view.navigation import START
 from slipway_client.view.phrases import drain, is_overdue, progress
-from slipway_client.view.snapshot import Config, EventLine, Pool, Snapshot, label, labels, shares
+from slipway_client.view.snapshot import Config, EventLine, Snapshot, label, labels, shares
 from slipway_common.base.revisions import hash_of, name_of
-from tests.support import recorded
+from tests.support import recorded, screens
 from tests.support.pool_events import rolled_back
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 LATER = NOW + timedelta(seconds=1)
-OLD = Config(id="a@3f2c9a", pool_id="linux", weight=0.9)
-NEW = Config(id="a@8b1d00", pool_id="linux", weight=0.9, proven=False, succeeded_starts=2, needed_starts=5)
+OLD = screens.config(id="a@3f2c9a", pool_id="linux", weight=0.9)
+NEW = screens.config(id="a@8b1d00", pool_id="linux", weight=0.9, proven=False, succeeded_starts=2, needed_starts=5)
 FALLBACK = msgspec.structs.replace(OLD, current=False, replaced_by="natural")
 DRAINING = msgspec.structs.replace(
     OLD,
@@ -36,7 +36,7 @@ TRIPPED = msgspec.structs.replace(NEW, health_state="tripped", reason="a@8b1d00 
 
 
 def seen(*configs: Config, at: datetime = NOW) -> Snapshot:
-    pool = Pool(id="linux", mode="enforce", pending=3)
+    pool = screens.pool(id="linux", mode="enforce", pending=3)
     return Snapshot(now=at, title="", pools=[pool], configs=configs)
 
 
@@ -88,7 +88,7 @@ STEPS: list[tuple[str, list[Config], list[Config], list[tuple[str, str]]]] = [
     ("first revision of a name is proven", [NEW], [PROVEN], []),
     ("nothing new", [NEW, FALLBACK], [NEW, FALLBACK], []),
     ("first answer", [], [NEW, FALLBACK, msgspec.structs.replace(DRAINING, id="a@000000")], []),
-    ("a new name", [OLD], [OLD, msgspec.structs.replace(NEW, id="b@111111")], []),
+    ("a new name", [OLD], [OLD, msgspec.structs.replace(NEW, id="b@111111", name="b", revision="111111")], []),
 ]
 
 
@@ -110,8 +110,8 @@ def test_a_deadline_that_passes_is_narrated(terminate: bool, end: str) -> None:
 
 def test_many_revisions_of_a_pool_share_a_line() -> None:
     """A new image of 60 launch configs is one line on the screen, not 60."""
-    olds = [Config(id=f"c-{n:02d}@1", pool_id="linux") for n in range(60)]
-    news = [Config(id=f"c-{n:02d}@2", pool_id="linux", proven=False, needed_starts=5) for n in range(60)]
+    olds = [screens.config(id=f"c-{n:02d}@1", pool_id="linux") for n in range(60)]
+    news = [screens.config(id=f"c-{n:02d}@2", pool_id="linux", proven=False, needed_starts=5) for n in range(60)]
     after = [*news, *(msgspec.structs.replace(old, current=False) for old in olds)]
     assert narrated(olds, after) == [
         (
@@ -135,7 +135,7 @@ def test_the_pause_of_a_name_is_one_line() -> None:
 
 
 def test_a_config_is_called_by_its_revision_where_there_are_several() -> None:
-    b = Config(id="b@3f2c9a", pool_id="linux")
+    b = screens.config(id="b@3f2c9a", pool_id="linux")
     assert labels([NEW, FALLBACK, b]) == {NEW.id: NEW.id, FALLBACK.id: FALLBACK.id, b.id: "b"}
     assert (label("a@0", [NEW, b]), label("b@3f2c9a", [NEW, b]), label("c@1", [])) == ("a@0", "b", "c")
 
@@ -145,7 +145,7 @@ def test_a_config_is_called_by_its_revision_where_there_are_several() -> None:
 
 def test_a_fallback_gets_what_the_new_revisions_leave_over() -> None:
     """Nothing while any of them launches, everything while none does."""
-    other = Config(id="b@1", pool_id="linux", weight=0.9)
+    other = screens.config(id="b@1", pool_id="linux", weight=0.9)
     assert shares([NEW, FALLBACK, other]) == {NEW.id: 0.5, FALLBACK.id: 0.0, other.id: 0.5}
     assert shares([TRIPPED, FALLBACK]) == {TRIPPED.id: 0.0, FALLBACK.id: 1.0}
 
@@ -157,7 +157,7 @@ def test_a_rolling_roll_out_shares_the_launches_of_its_name() -> None:
 
 
 CONFIGS = st.builds(
-    Config,
+    screens.config,
     id=st.sampled_from(["a@1", "a@2", "b@1", "b@2"]),
     pool_id=st.just("linux"),
     state=st.sampled_from(["active", "paused", "draining", "archived"]),
@@ -221,7 +221,7 @@ def test_a_tripped_new_revision_degrades_its_pool() -> None:
 
 
 def test_a_pool_in_a_line_names_its_revisions() -> None:
-    pool = Pool(id="linux")
+    pool = screens.pool(id="linux")
     assert narration.status(pool, [NEW, FALLBACK], None).endswith(" a@8b1d00 100% a@3f2c9a fallback")
     assert narration.status(pool, [PROVEN, DRAINING], None).endswith(" a@8b1d00 100% a@3f2c9a draining")
 

@@ -10,14 +10,19 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from slipway_api.http.provisioner.launch_configs import StageLevel
 from slipway_client.view import screen, table
 from slipway_client.view.navigation import START
-from slipway_client.view.snapshot import Config, Demo, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot, Stage
+from slipway_client.view.snapshot import Config, Demo, EventLine, Service, Snapshot
+from tests.support import screens
 from tests.tools.screen_shot import problems
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
-STAGES = {"launch": Stage(in_flight=3, window=64), "boot": Stage(in_flight=9, unfolded=2, window=32)}
-LINUX = Pool(
+STAGES = {
+    "launch": StageLevel(in_flight=3, unfolded=0, window=64),
+    "boot": StageLevel(in_flight=9, unfolded=2, window=32),
+}
+LINUX = screens.pool(
     id="linux", mode="enforce", pending=112, claimed=84, serving=96, max_capacity=100, needed=4, backlog_seconds=75
 )
 SIZES = [(80, 24), (200, 50)]
@@ -32,7 +37,7 @@ def config(name: str, **fields: Any) -> Config:
         "booted": 341,
         "failed": 2,
     }
-    return Config(id=name, **usual | fields)
+    return screens.config(id=name, **usual | fields)
 
 
 def tripped(name: str, **fields: Any) -> Config:
@@ -43,7 +48,7 @@ def tripped(name: str, **fields: Any) -> Config:
 
 def snapshot(**fields: Any) -> Snapshot:
     lines = [EventLine(NOW, "linux-zone-b tripped: 2 capacity errors; next probe in 12 s", "bad")]
-    lease_pools = [LeasePool(id="sim-a", limit=45, held=45, waiting=12, granted_per_minute=26, eta_seconds=40)]
+    lease_pools = [screens.lease_pool(id="sim-a", limit=45, held=45, waiting=12, granted_per_minute=26, eta_seconds=40)]
     configs = [config("linux-zone-a"), tripped("linux-zone-b")]
     usual: dict[str, Any] = {"pools": [LINUX], "configs": configs, "lease_pools": lease_pools, "lines": lines}
     return Snapshot(now=NOW, title="top", **usual | fields)
@@ -118,18 +123,18 @@ def test_a_pool_shows_the_trouble_of_its_configs() -> None:
     assert row().startswith("linux  ◐ degraded  1 of 2 configs tripped")
     assert row(configs=[tripped("a")]).startswith("linux  ✗ tripped  2 capacity errors…")
     assert row(configs=[config("a")]).startswith("linux  ● enforce")
-    stop = LaunchStop(scope="account", scope_id="sim-a", reason="bill")
+    stop = screens.launch_stop(scope="account", scope_id="sim-a", reason="bill")
     configs = [config("a", account_id="sim-a")]
     assert row(configs=configs, launch_stops=[stop]).startswith("linux ■ stopped launch stop in account sim-a: bill")
     assert row(configs=[*configs, config("b", account_id="sim-b")], launch_stops=[stop]).startswith("linux  ● enforce")
-    full = Pool(id="linux", mode="enforce", pending=9, serving=60, max_capacity=60)
+    full = screens.pool(id="linux", mode="enforce", pending=9, serving=60, max_capacity=60)
     assert row(pools=[full], configs=configs).startswith("linux  ● enforce  at max capacity 60")
     assert row(pools=[full]).startswith("linux  ◐ degraded  at max capacity 60…")
-    leaving = Pool(id="linux", mode="enforce", pending=9, serving=50, leaving=10, max_capacity=60)
+    leaving = screens.pool(id="linux", mode="enforce", pending=9, serving=50, leaving=10, max_capacity=60)
     assert row(pools=[leaving], configs=configs).startswith("linux  ● enforce  at max capacity 60…")
-    throttled = Pool(id="linux", mode="enforce", pending=9, throttled=["sim-a"])
+    throttled = screens.pool(id="linux", mode="enforce", pending=9, throttled=["sim-a"])
     assert row(pools=[throttled], configs=configs).startswith("linux  ● enforce  sim-a throttles calls")
-    unsure = Pool(id="linux", mode="enforce", pending=9, stale_sources=1)
+    unsure = screens.pool(id="linux", mode="enforce", pending=9, stale_sources=1)
     assert row(pools=[unsure], configs=configs).startswith("linux  ● enforce  1 stale source of demand")
 
 
@@ -188,8 +193,8 @@ def test_unavailable_services_are_named_first() -> None:
 
 def test_launch_stops_are_shown_above_their_effects() -> None:
     launch_stops = [
-        LaunchStop(scope="account", scope_id="sim-a", reason="bill"),
-        LaunchStop(scope="all", reason="drill"),
+        screens.launch_stop(scope="account", scope_id="sim-a", reason="bill"),
+        screens.launch_stop(scope="all", reason="drill"),
     ]
     third = str(
         screen.overview(Snapshot(now=NOW, title="top", pools=[LINUX], launch_stops=launch_stops), START, 80, 24).lines[
@@ -210,7 +215,7 @@ def test_a_demo_has_one_clock() -> None:
 def test_a_reason_that_has_no_room_in_its_row_stands_below() -> None:
     """Of long names the reason, with its numbers, is whole at 80 columns, while the events keep three lines."""
     name = "gecko-t-linux-kvm-2204-wayland"
-    full = Pool(id=name, mode="enforce", pending=9, serving=1200, max_capacity=1200)
+    full = screens.pool(id=name, mode="enforce", pending=9, serving=1200, max_capacity=1200)
     lines = drawn(snapshot(pools=[full], configs=[tripped(f"{name}-eu-central-1a", pool_id=name)]), 80, 24)
     assert lines[3].split() == f"{name} ✗ tripped at max capacity 1200… 9 1200/1200".split()
     assert lines[4] == "  at max capacity 1200; 2 capacity errors; 1 of 1 config tripped"
@@ -295,7 +300,7 @@ SERVICES = st.sampled_from(["provisioner", "weight-calculator", "lease-broker", 
 COUNTS = st.integers(0, 10**12)
 SECONDS = st.none() | st.floats(0, 10**9)
 POOLS = st.builds(
-    Pool,
+    screens.pool,
     id=NAMES,
     mode=st.sampled_from(["enforce", "observe", "canary", "new"]),
     paused=st.booleans(),
@@ -306,7 +311,7 @@ POOLS = st.builds(
     backlog_seconds=SECONDS,
 )
 CONFIGS = st.builds(
-    Config,
+    screens.config,
     id=NAMES,
     pool_id=st.sampled_from(["linux", "win"]),
     zone=NAMES,
@@ -314,20 +319,21 @@ CONFIGS = st.builds(
     weight=st.none() | st.floats(0, 1e12),
     state=st.sampled_from(["active", "paused", "draining", "archived"]),
     stages=st.dictionaries(
-        st.sampled_from(["launch", "boot", "claim"]), st.builds(Stage, in_flight=COUNTS, unfolded=COUNTS, window=COUNTS)
+        st.sampled_from(["launch", "boot", "claim"]),
+        st.builds(StageLevel, in_flight=COUNTS, unfolded=COUNTS, window=COUNTS),
     ),
-    booted=st.none() | COUNTS,
-    failed=st.none() | COUNTS,
+    booted=COUNTS,
+    failed=COUNTS,
     reason=st.none() | NAMES,
     next_probe_at=st.none() | st.just(NOW + timedelta(days=400)),
 )
 LEASE_POOLS = st.builds(
-    LeasePool,
+    screens.lease_pool,
     id=NAMES,
     limit=COUNTS,
     held=COUNTS,
     waiting=COUNTS,
-    granted_per_minute=st.floats(0, 1e9),
+    granted_per_minute=COUNTS,
     eta_seconds=SECONDS,
 )
 SNAPSHOTS = st.builds(
@@ -341,7 +347,7 @@ SNAPSHOTS = st.builds(
         st.builds(Service, name=SERVICES, unavailable_seconds=SECONDS, answered=st.booleans()), max_size=6
     ),
     launch_stops=st.lists(
-        st.builds(LaunchStop, scope=st.sampled_from(["all", "pool"]), scope_id=NAMES, reason=NAMES), max_size=3
+        st.builds(screens.launch_stop, scope=st.sampled_from(["all", "pool"]), scope_id=NAMES, reason=NAMES), max_size=3
     ),
     lines=st.lists(st.builds(EventLine, st.just(NOW), NAMES, st.sampled_from(["good", "bad", ""])), max_size=20),
     demo=st.none()

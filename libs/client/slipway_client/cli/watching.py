@@ -12,30 +12,20 @@ import httpx2
 import msgspec
 from aiokafka.errors import KafkaError
 
-from slipway_api.events.alert import Alert as AlertEvent
+from slipway_api.events.alert import Alert
 from slipway_api.events.pool import PoolRolledBack
 from slipway_api.events.topics import ALERT, EVENT_OF, LAUNCH_CONFIG_WEIGHT, POOL_LIFECYCLE, WORKER_LIFECYCLE
 from slipway_api.events.weight import WeightChanged
 from slipway_api.events.worker import WorkerEvent
 from slipway_api.http.pages import Items, Page
+from slipway_api.http.provisioner.pools import LaunchStop
+from slipway_api.http.service import ListedAlert
 from slipway_client.transport import trust
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import PAGE_ITEMS, pause_seconds
 from slipway_client.transport.log import Entry, Log
 from slipway_client.view import narration
-from slipway_client.view.snapshot import (
-    Alert,
-    Config,
-    Demo,
-    EventLine,
-    LaunchStop,
-    LeasePool,
-    Pool,
-    Service,
-    Snapshot,
-    label,
-    pages_first,
-)
+from slipway_client.view.snapshot import Config, Demo, EventLine, LeasePool, Pool, Service, Snapshot, label, pages_first
 from slipway_common.base.clock import monotonic_seconds, utc_now
 
 KAFKA: Final = "kafka"
@@ -127,7 +117,7 @@ class Watch:
             "weight-calculator": self._read_calculator,
             "lease-broker": self._read_broker,
         }
-        self._alerts: dict[str, Sequence[Alert]] = dict.fromkeys(self._reads, ())  # open ones, by service
+        self._alerts: dict[str, Sequence[ListedAlert]] = dict.fromkeys(self._reads, ())  # open ones, by service
         if zones_out is not None:
             self._reads["simulator"] = self._read_zones
         self._zones_out = zones_out
@@ -238,15 +228,12 @@ class Watch:
 
     async def _read_alerts(self, service: str) -> None:
         """All pages: the page of an outage may be older than a thousand notices that followed it."""
-        rows: list[Alert] = []
-        path = f"/alerts?open=true&limit={PAGE_ITEMS}"
-        page = msgspec.json.decode(await self._fetch(service, path), type=Page[Alert])
-        while True:
+        rows: list[ListedAlert] = []
+        path = place = f"/alerts?open=true&limit={PAGE_ITEMS}"
+        while place:
+            page = msgspec.json.decode(await self._fetch(service, place), type=Page[ListedAlert])
             rows += page.items
-            if page.next is None:
-                break
-            answer = await self._fetch(service, f"{path}&cursor={page.next}")
-            page = msgspec.json.decode(answer, type=Page[Alert])
+            place = f"{path}&cursor={page.next}" if page.next else ""
         self._alerts[service] = rows
 
     async def _read_zones(self) -> None:
@@ -323,7 +310,7 @@ class Watch:
             self._health[event.launch_config_id] = now
             if entry.time > self._health_until:
                 self._add([line])
-        elif isinstance(event, AlertEvent):
+        elif isinstance(event, Alert):
             self._add([narration.alert(event, entry.time)])
         elif isinstance(event, PoolRolledBack):
             self._add([narration.rolled_back(event, entry.time)])

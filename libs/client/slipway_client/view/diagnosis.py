@@ -21,13 +21,13 @@ from slipway_client.view.phrases import (
     is_tripped,
     launch_stop,
     paused,
-    some,
     start_launching,
     stopped,
     tripped,
 )
 from slipway_client.view.why.accounts import lower_limit, tripped_by_credential
 from slipway_common.base.revisions import name_of
+from slipway_common.base.text import listed
 
 OK, NOTE, WARN, FAIL = "ok", "note", "warn", "fail"
 SKEW_SECONDS: Final = 5.0  # leases and worker deadlines tolerate as much
@@ -201,7 +201,7 @@ def _unencrypted(seen: Gathered, statuses: Mapping[str, ServiceStatus]) -> Itera
         yield Finding(
             NOTE,
             "encryption",
-            f"none for {some(plain, NAMED)}: for demos and tests alone",
+            f"none for {listed(plain, NAMED)}: for demos and tests alone",
             "docs/guides/secure.md says how; behind a proxy on the same host, HTTP may stay as it is",
         )
 
@@ -216,14 +216,14 @@ def _kafka(seen: Gathered) -> Iterable[Finding]:
         yield Finding(
             FAIL,
             "topics",
-            f"missing: {some(missing, NAMED)}",
+            f"missing: {listed(missing, NAMED)}",
             "check --topic-prefix; `python -m slipway_common.messaging.topic_admin` creates what is missing",
         )
     if others := [line for line in differences if not line.endswith(": missing")]:
         yield Finding(
             WARN,
             "topics",
-            f"differ from the registry: {some(others, NAMED, '; ')}",
+            f"differ from the registry: {listed(others, NAMED, '; ')}",
             "kafka-configs.sh changes configs; a number of partitions must never change, see --partitions",
         )
     if not differences:
@@ -408,5 +408,5 @@ def _by(configs: Iterable[LaunchConfig], of: Callable[[LaunchConfig], str]) -> d
 
 
 def _every(configs: Sequence[LaunchConfig]) -> str:
-    ids = some([config.id for config in configs], NAMED)
+    ids = listed([config.id for config in configs], NAMED)
     return f"{ids} is" if len(configs) == 1 else f"{ids} are"

@@ -20,7 +20,7 @@ from slipway_api.events.worker import (
     WorkerStopping,
 )
 from slipway_client.view import roll_outs
-from slipway_client.view.phrases import HEALTHY, count, next_probe, trip_cause
+from slipway_client.view.phrases import HEALTHY, count, next_probe, trip_cause, where
 from slipway_client.view.snapshot import Config, EventLine, Pool, Snapshot, labels, shares
 from slipway_common.base.revisions import name_of
 
@@ -179,12 +179,12 @@ def _services(before: Snapshot, now: Snapshot) -> list[EventLine]:
 
 
 def _launch_stops(before: Snapshot, now: Snapshot) -> list[EventLine]:
-    known, held = {stop.where for stop in before.launch_stops}, {stop.where for stop in now.launch_stops}
+    known, held = ({where(row.scope, row.scope_id): row.reason for row in seen.launch_stops} for seen in (before, now))
     return [
-        EventLine(now.now, f"launching is stopped {stop.where}: {stop.reason}", "bad")
-        for stop in now.launch_stops
-        if stop.where not in known
-    ] + [EventLine(now.now, f"launching resumed {where}", "good") for where in sorted(known - held)]
+        EventLine(now.now, f"launching is stopped {place}: {reason}", "bad")
+        for place, reason in held.items()
+        if place not in known
+    ] + [EventLine(now.now, f"launching resumed {place}", "good") for place in sorted(known.keys() - held)]
 
 
 def _pools(before: Snapshot, now: Snapshot) -> list[EventLine]:
@@ -239,10 +239,10 @@ def rates(before: Snapshot, now: Snapshot) -> Mapping[str, float]:
     Revisions come and go: a new one has launched all of its workers since, one that is no longer listed none.
     """
     minutes = (now.now - before.now).total_seconds() / 60
-    earlier = {config.id: config.launched or 0 for config in before.configs}
+    earlier = {config.id: config.launched for config in before.configs}
     launched: Counter[str] = Counter()
     for config in now.configs:
-        launched[config.pool_id] += (config.launched or 0) - earlier.get(config.id, 0)
+        launched[config.pool_id] += config.launched - earlier.get(config.id, 0)
     return {pool: number / minutes for pool, number in launched.items() if minutes > 0}
 
 

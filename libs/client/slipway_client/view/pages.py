@@ -7,10 +7,11 @@ import msgspec
 from rich.cells import cell_len
 from rich.text import Text
 
+from slipway_api.http.service import ListedAlert
 from slipway_client.view import moments, screen
 from slipway_client.view.navigation import ALERTS, HELP, OVERVIEW, Navigation, Place, matches
 from slipway_client.view.screen import Drawn
-from slipway_client.view.snapshot import Alert, Snapshot
+from slipway_client.view.snapshot import Snapshot
 from slipway_client.view.table import Cell, Column, heading, line, reasons, shortened, span, table, wrapped
 from slipway_common.base.sanitize import printable
 
@@ -95,10 +96,9 @@ def _content(snapshot: Snapshot, place: Place, page: Page | None) -> Page:
     return page or Page(["Reading …"])
 
 
-def _about(alert: Alert, snapshot: Snapshot) -> Iterator[str]:
+def _about(alert: ListedAlert, snapshot: Snapshot) -> Iterator[str]:
     yield f"{alert.severity}: {alert.summary or alert.kind}."
-    if alert.since:
-        yield f"Since {moments.clock(alert.since, snapshot.now)}, {_age(alert, snapshot)} ago."
+    yield f"Since {moments.clock(alert.since, snapshot.now)}, {_age(alert, snapshot)} ago."
     for field, label in LABELS.items():
         if text := getattr(alert, field):
             yield f"{label}: {text}"
@@ -108,8 +108,8 @@ def _about(alert: Alert, snapshot: Snapshot) -> Iterator[str]:
     yield f"Key: {alert.dedup_key}"
 
 
-def _age(alert: Alert, snapshot: Snapshot) -> str:
-    return span((snapshot.now - alert.since).total_seconds()) if alert.since else ""
+def _age(alert: ListedAlert, snapshot: Snapshot) -> str:
+    return span((snapshot.now - alert.since).total_seconds())
 
 
 def _page(snapshot: Snapshot, nav: Navigation, page: Page, width: int, height: int) -> Drawn:

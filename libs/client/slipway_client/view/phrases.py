@@ -41,15 +41,9 @@ def count(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def some(names: Sequence[str], named: int, between: str = ", ") -> str:
-    """The first few of many names, and the number of the others."""
-    more = f" and {len(names) - named} more" if len(names) > named else ""
-    return between.join(names[:named]) + more
-
-
-def either(names: Sequence[str], word: str = "and") -> str:
+def either(names: Sequence[str]) -> str:
     """Names in a sentence: a, b and c."""
-    return f" {word} ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def trip_cause(reason: str | None) -> str:
@@ -98,18 +92,22 @@ def stops_everything(scope: str) -> bool:
     return scope in {"all", RESTORE}
 
 
+def where(scope: str, scope_id: str) -> str:
+    """The scope of a launch stop."""
+    return "everywhere" if stops_everything(scope) else f"in {scope} {scope_id}"
+
+
 def launch_stop(row: "LaunchStop", now: datetime) -> str:
     """A launch stop with its scope."""
-    where = "everywhere" if stops_everything(row.scope) else f"in {row.scope} {row.scope_id}"
-    return stopped(f"launching is stopped {where}", row.by, row.until, row.reason, now)
+    return stopped(f"launching is stopped {where(row.scope, row.scope_id)}", row.by, row.until, row.reason, now)
 
 
 def start_launching(row: "LaunchStop") -> str:
     """The command that lifts a launch stop."""
     if row.scope == RESTORE:
         return "slipway doctor --after-restore; then slipway db confirm"
-    where = "" if row.scope == "all" else f" --{row.scope} {row.scope_id}"
-    return f"slipway start-launching{where} --reason …"
+    option = "" if row.scope == "all" else f" --{row.scope} {row.scope_id}"
+    return f"slipway start-launching{option} --reason …"
 
 
 def is_tripped(config: "LaunchConfig") -> bool:

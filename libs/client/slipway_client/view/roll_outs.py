@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from slipway_client.view.phrases import count, some, workers_left
+from slipway_client.view.phrases import count, workers_left
 from slipway_client.view.snapshot import Config, EventLine, Snapshot
+from slipway_common.base.text import listed
 
 NAMED: Final = 3
 
@@ -33,7 +34,7 @@ def differences(before: Snapshot, now: Snapshot) -> list[EventLine]:
             together[step.config.pool_id, step.many, step.mood].append(step)
     lines = []
     for (pool_id, many, mood), steps in together.items():
-        ids = some([step.config.id for step in steps], NAMED)
+        ids = listed([step.config.id for step in steps], NAMED)
         text = steps[0].one if len(steps) == 1 else f"pool {pool_id}: {len(steps)} {many} ({ids})"
         lines.append(EventLine(now.now, text, mood))
     return lines

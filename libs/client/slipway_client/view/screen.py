@@ -11,21 +11,12 @@ from rich.cells import cell_len
 from rich.console import Group
 from rich.text import Text
 
+from slipway_api.http.provisioner.pools import LaunchStop
+from slipway_api.http.service import ListedAlert
 from slipway_client.view import navigation
 from slipway_client.view.navigation import START, Navigation, Place
-from slipway_client.view.phrases import PROBING, brief
-from slipway_client.view.snapshot import (
-    Alert,
-    Config,
-    EventLine,
-    LaunchStop,
-    LeasePool,
-    Pool,
-    Service,
-    Snapshot,
-    labels,
-    shares,
-)
+from slipway_client.view.phrases import PROBING, brief, where
+from slipway_client.view.snapshot import Config, EventLine, LeasePool, Pool, Service, Snapshot, labels, shares
 from slipway_client.view.table import (
     BAR_LEAST,
     BAR_MOST,
@@ -166,11 +157,11 @@ def _services(services: Sequence[Service], width: int) -> Text:
     return text
 
 
-def _alerts(alerts: Sequence[Alert], width: int) -> list[Text]:
+def _alerts(alerts: Sequence[ListedAlert], width: int) -> list[Text]:
     """The number of open alerts, and the first of them."""
     if not alerts:
         return []
-    first, pages = alerts[0], sum(alert.is_page for alert in alerts)
+    first, pages = alerts[0], sum(alert.severity == "page" for alert in alerts)
     number = f"{count(len(alerts))} open alert{'' if len(alerts) == 1 else 's'}"
     number += f", {count(pages)} to act on" if pages else ""
     words = wrapped(printable(f"! {number}: {brief(first.summary or first.kind)}"), width)
@@ -181,7 +172,7 @@ def _launch_stops(launch_stops: Sequence[LaunchStop], width: int) -> list[Text]:
     """Launch stops stand above everything that they explain."""
     if not launch_stops:
         return []
-    stops = "; ".join(f"{stop.where}: {stop.reason}" for stop in launch_stops)
+    stops = "; ".join(f"{where(stop.scope, stop.scope_id)}: {stop.reason}" for stop in launch_stops)
     return [line(shortened(printable(f"■ launching is stopped {stops}"), width), "bold red")]
 
 
@@ -287,13 +278,7 @@ def _lease_pools(
             drop=6,
         ),
         numbers("WAITING", [pool.waiting for pool in shown], drop=2, warn=True),
-        Column(
-            "STARTS/MIN",
-            [Cell(f"{pool.granted_per_minute:.0f}") for pool in shown],
-            short="/MIN",
-            right=True,
-            drop=4,
-        ),
+        numbers("STARTS/MIN", [pool.granted_per_minute for pool in shown], short="/MIN", drop=4),
         Column("ETA", [Cell(_eta(pool)) for pool in shown], right=True, drop=3),
         Column(
             "OLDEST WAIT",

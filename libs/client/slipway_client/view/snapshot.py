@@ -6,46 +6,31 @@ from datetime import datetime
 
 import msgspec
 
+from slipway_api.http import lease_pools
+from slipway_api.http.provisioner import pools
+from slipway_api.http.provisioner.launch_configs import LaunchConfig
+from slipway_api.http.provisioner.pools import LaunchStop
+from slipway_api.http.service import ListedAlert
 from slipway_client.view.phrases import (
     HEALTHY,
     PROBING,
     STAGES,
     TRIPPED,
     count,
+    is_fallback,
+    limit_in_force,
     own_cause,
     stops_everything,
+    where,
     workers_left,
 )
-from slipway_common.base.revisions import hash_of, name_of
+from slipway_common.base.revisions import name_of
 
 ROLLING = "rolling"
 
 
-class Pool(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker pool, with the fields of GET /pools. `serving` workers count towards the target.
-
-    `backlog_seconds` is for how long tasks have been pending without a break, not the age of the oldest task.
-    `throttled` are its accounts that throttle calls.
-    """
-
-    id: str
-    mode: str = ""
-    paused: bool = False
-    paused_reason: str | None = None
-    frozen: bool = False
-    frozen_reason: str | None = None
-    min_capacity: int = 0
-    max_capacity: int = 0
-    pending: int = 0
-    claimed: int = 0
-    stale_sources: int = 0
-    serving: int = 0
-    running: int = 0
-    leaving: int = 0
-    wanted: int | None = None
-    needed: int | None = None
-    backlog_seconds: float | None = None
-    throttled: Sequence[str] = ()
+class Pool(pools.Pool, frozen=True, kw_only=True):
+    """A worker pool with its trouble."""
 
     @property
     def state(self) -> str:
@@ -58,49 +43,6 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         return 3 if self.frozen or self.paused else 1 if self.needed or self.stale_sources else 0
 
 
-class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """An open alert, with the fields of GET /alerts."""
-
-    dedup_key: str
-    kind: str
-    subject_kind: str = ""
-    subject_id: str = ""
-    severity: str = ""
-    summary: str = ""
-    effect: str = ""
-    doing: str = ""
-    command: str = ""
-    cause: str = ""
-    since: datetime | None = None
-    silenced_until: datetime | None = None
-    evidence: Sequence[str] = ()
-
-    @property
-    def is_page(self) -> bool:
-        return self.severity == "page"
-
-
-class LaunchStop(msgspec.Struct, frozen=True, kw_only=True):
-    """A launch stop, with the fields of GET /launch-stops."""
-
-    scope: str
-    scope_id: str = ""
-    reason: str = ""
-    by: str = ""
-
-    @property
-    def where(self) -> str:
-        return "everywhere" if stops_everything(self.scope) else f"in {self.scope} {self.scope_id}"
-
-
-class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """Starts of a config in one stage, its failures that no weight record counts yet, and the window of both."""
-
-    in_flight: int = 0
-    unfolded: int = 0
-    window: int = 0
-
-
 class Level(msgspec.Struct, frozen=True):
     """A stage's level against its window. Starts in earlier stages count: they will arrive here."""
 
@@ -109,44 +51,8 @@ class Level(msgspec.Struct, frozen=True):
     window: int
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """One revision of a launch config, with the fields of GET /launch-configs. `share` is its part of the launches of
-    its name."""
-
-    id: str
-    pool_id: str
-    account_id: str = ""
-    zone: str = ""
-    state: str = "active"
-    state_reason: str | None = None
-    health_state: str = HEALTHY
-    weight: float | None = None
-    stages: dict[str, Stage] = {}
-    launched: int | None = None
-    booted: int | None = None
-    failed: int | None = None
-    starting: int = 0
-    running: int = 0
-    next_probe_at: datetime | None = None
-    reason: str | None = None
-    tripped_by: str | None = None
-    current: bool = True
-    replaced_by: str | None = None
-    proven: bool = True
-    succeeded_starts: int = 0
-    needed_starts: int = 0
-    share: float = 1.0
-    drain_until: datetime | None = None
-    drain_terminate: bool = False
-    live: int = 0
-
-    @property
-    def name(self) -> str:
-        return name_of(self.id)
-
-    @property
-    def revision(self) -> str:
-        return hash_of(self.id)
+class Config(LaunchConfig, frozen=True, kw_only=True):
+    """One revision of a launch config with its place in a roll-out, its binding window and its trouble."""
 
     @property
     def launches(self) -> bool:
@@ -156,7 +62,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fallback(self) -> bool:
         """True for an active revision that is being replaced: it may launch until the current one is proven."""
-        return self.state == "active" and not self.current
+        return is_fallback(self)
 
     @property
     def unproven(self) -> bool:
@@ -194,23 +100,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return 3 if self.tripped else 2 if self.state in ("paused", "archived") else 0
 
 
-class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease pool, with the fields of GET /lease-pools. `eta_seconds` is the wait of one unit requested now."""
-
-    id: str
-    limit: int
-    limit_in_force: int | None = None  # may be derived or adaptive; None before the first decision
-    held: int = 0
-    waiting: int = 0
-    requests: int = 0
-    granted_per_minute: float = 0.0
-    oldest_wait_seconds: float | None = None
-    eta_seconds: float | None = None
+class LeasePool(lease_pools.LeasePool, frozen=True, kw_only=True):
+    """A lease pool with its trouble."""
 
     @property
     def units(self) -> int:
         """Units that may be held now."""
-        return self.limit if self.limit_in_force is None else self.limit_in_force
+        return limit_in_force(self)
 
     @property
     def state(self) -> str:
@@ -260,7 +156,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     services: Sequence[Service] = ()
     launch_stops: Sequence[LaunchStop] = ()
-    alerts: Sequence[Alert] = ()
+    alerts: Sequence[ListedAlert] = ()
     pools: Sequence[Pool] = ()
     configs: Sequence[Config] = ()
     lease_pools: Sequence[LeasePool] = ()
@@ -282,7 +178,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         if config.state == "draining":
             return "; ".join(part for part in (self._drain(config), config.state_reason) if part)
         if config.state != "active":
-            return config.state_reason or ""
+            return config.state_reason
         if config.tripped:
             return own_cause(config.reason)
         roll_out = self._roll_out(config)
@@ -322,11 +218,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     def pool_reason(self, pool: Pool) -> str:
         """Reason why a pool does not launch as it should; empty when it does."""
         if pool.frozen:
-            return pool.frozen_reason or ""
+            return pool.frozen_reason
         if pool.paused:
-            return pool.paused_reason or ""
+            return pool.paused_reason
         if stop := self._stop(pool):
-            return f"launch stop {stop.where}: {stop.reason}"
+            return f"launch stop {where(stop.scope, stop.scope_id)}: {stop.reason}"
         if pool.needed and self._broker_unavailable():
             return "lease-broker unavailable"
         throttled = f"{', '.join(pool.throttled)} throttles calls" if pool.throttled else ""
@@ -396,10 +292,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return [config for config in self.configs if config.pool_id == pool.id and config.state == "active"]
 
 
-def pages_first(alerts: Iterable[Alert]) -> list[Alert]:
+def pages_first(alerts: Iterable[ListedAlert]) -> list[ListedAlert]:
     """Open alerts in their order on a screen: pages first, then the newest first."""
-    newest = sorted(alerts, key=lambda alert: alert.since.timestamp() if alert.since else 0.0, reverse=True)
-    return sorted(newest, key=lambda alert: not alert.is_page)
+    newest = sorted(alerts, key=lambda alert: alert.since, reverse=True)
+    return sorted(newest, key=lambda alert: alert.severity != "page")
 
 
 def label(config_id: str, configs: Sequence[Config]) -> str:

@@ -6,10 +6,10 @@ from typing import Final
 LISTED_MAX: Final = 5
 
 
-def listed(names: Sequence[str], most: int = LISTED_MAX) -> str:
+def listed(names: Sequence[str], most: int = LISTED_MAX, between: str = ", ") -> str:
     """Names for a sentence; of many, the first ones and the number of the others."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return between.join(names[:most]) + more
 
 
 def duration_text(seconds: float) -> str:

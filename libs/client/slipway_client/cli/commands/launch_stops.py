@@ -6,21 +6,18 @@ import typer
 
 from slipway_api.http.provisioner.pools import LaunchStop, LaunchStopResult
 from slipway_client.cli import options
-from slipway_client.cli.options import For, Reason, Until, api_of, now, pools, until_text
+from slipway_client.cli.options import For, OfPool, Reason, Until, api_of, now, until_text
 from slipway_client.view import phrases
 from slipway_common.base.sanitize import printable
 
 OfAccount = Annotated[str | None, typer.Option("--account", metavar="ACCOUNT", help="Account [default: all]")]
-InPool = Annotated[
-    str | None, typer.Option("--pool", metavar="POOL", help="Worker pool [default: all]", autocompletion=pools)
-]
 
 
 def stop_launching(
     context: typer.Context,
     reason: Reason,
     account: OfAccount = None,
-    pool: InPool = None,
+    pool: OfPool = None,
     for_: For = None,
     until: Until = None,
 ) -> None:
@@ -37,10 +34,10 @@ def stop_launching(
     ends = options.until(for_, until)
     body = {"scope": scope, "scope_id": scope_id, "reason": reason, "until": ends}
     api_of(context).post(object, "provisioner", "/stop-launching", body)
-    print(f"launches stopped {_where(scope, scope_id)} {until_text(ends)}")
+    print(f"launches stopped {phrases.where(scope, scope_id)} {until_text(ends)}")
 
 
-def start_launching(context: typer.Context, reason: Reason, account: OfAccount = None, pool: InPool = None) -> None:
+def start_launching(context: typer.Context, reason: Reason, account: OfAccount = None, pool: OfPool = None) -> None:
     """Lift a launch stop
 
     Other launch stops stay in force and are printed with the command that lifts each.
@@ -53,7 +50,7 @@ def start_launching(context: typer.Context, reason: Reason, account: OfAccount =
     scope, scope_id = _scope(account, pool)
     body = {"scope": scope, "scope_id": scope_id, "reason": reason}
     answer = api_of(context).post(LaunchStopResult, "provisioner", "/start-launching", body)
-    where = _where(scope, scope_id)
+    where = phrases.where(scope, scope_id)
     print(f"launches resumed {where}" if answer.was_stopped else f"launches were not stopped {where}")
     for stop in api_of(context).items(LaunchStop, "provisioner", "/launch-stops"):
         print(printable(f"still in force: {phrases.launch_stop(stop, now())}"))
@@ -64,7 +61,3 @@ def _scope(account: str | None, pool: str | None) -> tuple[str, str]:
     if account and pool:
         raise typer.BadParameter("--account and --pool are mutually exclusive")
     return ("account", account) if account else ("pool", pool) if pool else ("all", "")
-
-
-def _where(scope: str, scope_id: str) -> str:
-    return "everywhere" if scope == "all" else f"in {scope} {scope_id}"

@@ -15,8 +15,8 @@ from slipway_client.cli.options import AsOutput, Reason, api_of, noun, now
 from slipway_client.cli.tables import Field, Output, as_json, table
 from slipway_client.transport.failed import Failed
 from slipway_client.view import moments
-from slipway_client.view.phrases import some
 from slipway_common.base.revisions import name_of
+from slipway_common.base.text import listed
 
 app = noun("Manage external health signals")
 
@@ -146,7 +146,7 @@ def _check_value(kind: str, target: str, value: float | None) -> None:
 
 def _effect(target: str, kind: str, reached: Sequence[str], until: str) -> str:
     """Effect of an accepted signal. It reaches all revisions of a launch config."""
-    configs = some(_names(reached), CONFIGS_SHOWN)
+    configs = listed(_names(reached), CONFIGS_SHOWN)
     match target, kind:
         case _, "recovered":
             return f"accepted: earlier signals of its source are withdrawn; probed at once if tripped: {configs}"

@@ -69,15 +69,10 @@ def in_way(config: LaunchConfig, now: datetime) -> Cause:
     if config.state == "draining":
         reason = f" ({config.state_reason})" if config.state_reason else ""
         remedy = drain_remedy(config) if is_overdue(config, now) else f"{NOTHING}: its workers leave after their tasks"
-        return Cause(text=f"draining{reason}: {drain(config, now)}", since=began_to_drain(config), remedy=remedy)
+        return Cause(text=f"draining{reason}: {drain(config, now)}", since=config.drain_from, remedy=remedy)
     if config.state == "paused":
         return Cause(text=config_state(config, now), remedy=resume(config))
     return Cause(text=config_state(config, now), remedy="declare it again and run `slipway apply`")
-
-
-def began_to_drain(config: LaunchConfig) -> datetime | None:
-    """Time since which a revision drains, if it is known."""
-    return config.drain_from
 
 
 def drain_remedy(config: LaunchConfig) -> str:

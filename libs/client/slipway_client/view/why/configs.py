@@ -21,7 +21,6 @@ from slipway_client.view.phrases import (
     is_tripped,
     progress,
     queue,
-    some,
     trip_cause,
     tripped,
     unproven,
@@ -41,6 +40,7 @@ from slipway_client.view.why.causes import (
 )
 from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, explained, printed
 from slipway_common.base.revisions import name_of
+from slipway_common.base.text import listed
 
 FAILURES: Final = 3  # of a launch config
 
@@ -201,7 +201,7 @@ def of_image(
     launches = "launches of it are probes only" if bad else "launches of it follow the weights"
     launches = launches if active else "nothing is launched from it"
     noun = "pool" if len(pools) == 1 else "pools"
-    effect = f"{launches}; {count(len(ids), 'launch config')} of {noun} {either(pools)} use it: {some(ids, NAMED)}"
+    effect = f"{launches}; {count(len(ids), 'launch config')} of {noun} {either(pools)} use it: {listed(ids, NAMED)}"
     if len(ids) == 1:
         effect = effect.replace(" use it: ", " uses it: ")
     details = [

@@ -25,7 +25,6 @@ from slipway_client.view.phrases import (
     is_overdue,
     is_tripped,
     queue,
-    some,
     tripped,
     unproven,
 )
@@ -47,6 +46,7 @@ from slipway_client.view.why.causes import (
 )
 from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, explained
 from slipway_common.base.revisions import hash_of, name_of
+from slipway_common.base.text import listed
 
 CANARY: Final = "canary"
 NO_DETAILS: Final = DecisionDetails(reason="")
@@ -105,7 +105,7 @@ def _trips(configs: Sequence[LaunchConfig], now: datetime) -> Iterator[Cause]:
     active = [config for config in configs if config.state == "active"]
     bad = [config for config in active if is_tripped(config)]
     if bad:
-        named = some([f"{config.id} ({brief(tripped(config, now))})" for config in bad], NAMED)
+        named = listed([f"{config.id} ({brief(tripped(config, now))})" for config in bad], NAMED)
         noun = "active revision" if any(map(is_fallback, active)) else "active launch config"
         text = f"{len(bad)} of {count(len(active), noun)} tripped: {named}"
         text = text if len(active) > 1 else f"its only active launch config is tripped: {named}"
@@ -124,11 +124,11 @@ def _roll_outs(configs: Sequence[LaunchConfig], rollback: RollbackPreview | None
     new = [config for config in configs if unproven(config) and name_of(config.id) in fallbacks]
     if new:
         parts = [f"{row.id} ({unproven(row)}, fallback {fallbacks[name_of(row.id)]})" for row in new]
-        text = f"{count(len(new), 'new revision')} not proven: {some(parts, NAMED)}"
+        text = f"{count(len(new), 'new revision')} not proven: {listed(parts, NAMED)}"
         yield Cause(text=text, remedy=unproven_remedy(new, rollback))
     draining = [config for config in configs if config.state == "draining"]
     if draining:
-        named = some([f"{config.id} ({drain(config, now)})" for config in draining], NAMED)
+        named = listed([f"{config.id} ({drain(config, now)})" for config in draining], NAMED)
         overdue = [config for config in draining if is_overdue(config, now)]
         remedy = drain_remedy(overdue[0]) if overdue else NOTHING
         yield Cause(text=f"{count(len(draining), 'revision')} draining: {named}", remedy=remedy)
@@ -209,7 +209,7 @@ def _effect(pool: Pool, configs: Sequence[LaunchConfig], launch_stops: Sequence[
         return f"{words}; only probes are launched"
     if bad or len(active) < len(all_active):
         healthy = [config.id for config in active if not is_tripped(config)]
-        return f"{words}; launches go to {some(healthy, NAMED) if len(healthy) > NAMED else either(healthy)}"
+        return f"{words}; launches go to {listed(healthy, NAMED) if len(healthy) > NAMED else either(healthy)}"
     return words
 
 

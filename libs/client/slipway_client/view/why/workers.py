@@ -13,9 +13,10 @@ from slipway_api.http.provisioner.decisions import Decision
 from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_api.http.provisioner.workers import ConsoleOutput, TimelineEntry, WorkerDetails
 from slipway_client.view import moments
-from slipway_client.view.phrases import count, drain, queue, some
+from slipway_client.view.phrases import count, drain, queue
 from slipway_client.view.why.causes import raise_limit, shares
 from slipway_client.view.why.explanation import NAMED, NOTHING, Cause, Explanation, explained, printed
+from slipway_common.base.text import listed
 
 
 def of_worker(
@@ -204,7 +205,7 @@ def _tasks(worker: WorkerDetails, now: datetime) -> Iterator[str]:
     else:
         first = (claims[0].at - worker.registered_at).total_seconds()
         running = [event.detail for event in _running_claims(worker)]
-        newest = f"current: {some(running, NAMED)}" if running else f"last: {claims[-1].detail}"
+        newest = f"current: {listed(running, NAMED)}" if running else f"last: {claims[-1].detail}"
         yield (
             f"Claimed {count(len(claims), 'task')}, the first {moments.spelled(first)} after it registered; {newest}."
         )
