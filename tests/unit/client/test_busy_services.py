@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from slipway_api.http.lease_broker import Lease
+from slipway_api.http.lease_broker import AcquireGang, GangMember, Lease
 from slipway_api.http.pages import Items
 from slipway_client.cli.watching import fetcher
 from slipway_client.leases.admission import Admission, FailOpen
@@ -18,7 +18,7 @@ from slipway_client.leases.broker import Broker
 from slipway_client.leases.gang import GangRequest
 from slipway_client.leases.session import Session
 from slipway_client.leases.state import State
-from slipway_client.leases.terms import Gang, Member, Wanted
+from slipway_client.leases.terms import Wanted
 from slipway_client.transport.exchange import NoAnswer
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api
@@ -98,7 +98,7 @@ async def test_a_busy_broker_is_waited_for(served: tuple[Busy, str], tmp_path: P
     if kind == "lease":
         granted: Any = await Session(Broker(url), Wanted(lease_pool_id="aws-ci", request_id="r"), *more).acquire()
     else:
-        gang = Gang(request_id="r", operation="install", members=(Member(pool="aws-ci", units=1),))
+        gang = AcquireGang(request_id="r", members=[GangMember(pool="aws-ci")])
         (granted,) = await GangRequest(Broker(url), gang, *more).acquire()  # type: ignore[misc]
     assert isinstance(granted, Lease)
     assert any("too many requests" in line for line in lines)

@@ -7,19 +7,21 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner, Result
 
+from slipway_api.http.lease_broker import UnleasedStart, UnleasedStarts
 from slipway_client.cli.main import app
 from slipway_client.leases import lease
 from slipway_client.leases.environment import of_command, without_secrets
 from slipway_client.leases.state import Spooled, State
-from slipway_client.leases.terms import Start
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.settings import Secret, variable_of
 from slipway_lease_broker.settings import Settings as Broker
@@ -96,7 +98,7 @@ def test_a_refused_command_runs(
     assert "start 1 of this host that is charged to no lease pool" in ran.stderr
     cause = answer[1].get("title", "refused")
     assert status_of(file) == {"started": True, "leased": False, "cause": cause, "exit_code": 7}
-    assert [(entry["lease_pool_id"], entry["start"]["cause"]) for entry in uncharged(tmp_path)] == [("aws-ci", cause)]
+    assert [(entry["lease_pool_id"], entry["refused"]) for entry in uncharged(tmp_path)] == [("aws-ci", cause)]
     assert [asked for asked, _ in broker.received] == [ACQUIRE]
 
 
@@ -146,8 +148,8 @@ def test_a_full_pool_is_charged_against_the_request(broker: LeaseBroker, environ
     assert (ran.returncode, ran.stdout) == (3, "")
     assert "no lease of aws-ci yet (position 3, about 1 min, 50 of 50 units are held)" in ran.stderr
     (start,) = broker.bodies(UNLEASED)[0]["starts"]
-    assert (start["request_id"], start["cause"], start["units"]) == ("r-1", "max_wait", 1)
-    assert [body["result"] for body in broker.bodies(RELEASE)] == ["failed"]
+    assert (start["request_id"], start["cause"], start.get("units", 1)) == ("r-1", "max_wait", 1)
+    assert [body.get("result", "done") for body in broker.bodies(RELEASE)] == ["failed"]
     assert not any(asked.startswith("DELETE") for asked, _ in broker.received)
 
 
@@ -172,7 +174,7 @@ def test_a_frozen_broker_delays_no_start(frozen: str, tmp_path: Path, monkeypatc
         assert 1.0 <= monotonic_seconds() - began <= 2.0
         assert held.lease_id == ""
     (entry,) = (json.loads(path.read_bytes()) for path in tmp_path.rglob("unleased/*"))
-    assert (entry["start"]["cause"], entry["result"]) == ("unavailable", "done")
+    assert ("cause" in entry["start"], entry["result"]) == (False, "done")
 
 
 # Other callers
@@ -207,11 +209,16 @@ def test_a_gang_starts_in_all_of_its_pools(
     members = ("--member", "aws-ci", "--member", "quay:10")
     started = slipway(environment, "gang", *members, "--request-id", SOON, "--max-wait", "1s")
     assert (started.exit_code, started.stdout) == (0, f"{HANDLE}\n" * 2 if cause else "")
-    starts = {pool: [body["starts"] for body in broker.bodies(f"POST /lease-pools/{pool}/unleased")] for pool in pools}
+    starts = {
+        pool: [
+            msgspec.convert(body, UnleasedStarts).starts for body in broker.bodies(f"POST /lease-pools/{pool}/unleased")
+        ]
+        for pool in pools
+    }
     for pool, units in pools.items():
-        reported = [(start["request_id"], start["units"], start["cause"]) for (start,) in starts[pool]]
+        reported = [(start.request_id, start.units, start.cause) for (start,) in starts[pool]]
         assert reported == ([(SOON, units, cause)] if cause else [])
-    assert [entry["start"]["cause"] for entry in uncharged(tmp_path)] == ([] if cause else ["unknown-token"] * 2)
+    assert [entry["refused"] for entry in uncharged(tmp_path)] == ([] if cause else ["unknown-token"] * 2)
 
 
 def test_a_block_is_entered_without_a_lease(
@@ -262,20 +269,20 @@ def test_an_error_that_nobody_expects_enters_the_block(
         entered = held.lease_id == ""
     assert entered
     assert "KeyError: 'no such log'. Starting without a lease in" in lines[1]
-    assert [entry["start"]["cause"] for entry in uncharged(tmp_path)] == ["unexpected"]
+    assert [entry["refused"] for entry in uncharged(tmp_path)] == ["unexpected"]
 
 
 def test_uncharged_starts_are_counted_and_pruned(tmp_path: Path) -> None:
     state = State(tmp_path, "http://broker", print)
 
     def entry(name: str) -> Spooled:
-        start = Start(request_id=name, operation="install", units=1, started_at="2026-01-01T12:00:00+00:00")
-        return Spooled(lease_pool_id="p", start=start)
+        start = UnleasedStart(request_id=name, units=1, started_at=datetime(2026, 1, 1, 12, tzinfo=UTC))
+        return Spooled(lease_pool_id="p", start=start, refused="tls")
 
     assert [state.record_uncharged(entry(name)) for name in ("a", "b", "b")] == [1, 2, 2]
     (metrics,) = tmp_path.rglob("uncharged.prom")
     (family,) = text_string_to_metric_families(metrics.read_text())
-    assert [(one.labels, one.value) for one in family.samples] == [({"lease_pool": "p", "cause": "unavailable"}, 2.0)]
+    assert [(one.labels, one.value) for one in family.samples] == [({"lease_pool": "p", "cause": "tls"}, 2.0)]
     for path in tmp_path.rglob("uncharged/*"):
         os.utime(path, (0, 0))
     assert state.record_uncharged(entry("c")) == 1

@@ -4,18 +4,17 @@ import shlex
 import subprocess
 import sys
 import threading
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import pytest
 
-from slipway_api.events.lease import ReplacedLease
-from slipway_api.http.lease_broker import Lease
+from slipway_api.http.lease_broker import AcquireReplaces, Lease, ReleaseLease, UnleasedStart
 from slipway_client.leases.attempts import Attempt
 from slipway_client.leases.state import METRICS, Spooled, State
-from slipway_client.leases.terms import Start, Wanted
+from slipway_client.leases.terms import Wanted
 from tests.support import lease_answers
 from tests.support.lease_answers import ACQUIRE, LEASE, RELEASE, RENEW, UNLEASED, LeaseBroker, problem
 from tests.support.lease_commands import COMMAND, NOWHERE, SECONDS, TTL_SECONDS, run
@@ -55,8 +54,9 @@ def test_run_exits_like_its_command_and_releases_once(
     ran = run(environment, "--", "sh", "-c", command)
     assert (ran.returncode, ran.stdout, ran.stderr) == (code, "", "")
     (requested,) = broker.bodies(ACQUIRE)
-    released = {"fencing_token": 7, "result": result, "throttled": False, "holder": requested["holder"]}
-    assert broker.bodies(RELEASE) == [released]
+    (released,) = broker.bodies(RELEASE)
+    expected = ReleaseLease(fencing_token=7, result=result, holder=requested["holder"])
+    assert msgspec.convert(released, ReleaseLease) == expected
 
 
 def test_the_command_gets_our_input_and_knows_its_lease(broker: LeaseBroker, environment: dict[str, str]) -> None:
@@ -88,14 +88,14 @@ def test_an_unanswered_release_is_retried(broker: LeaseBroker, environment: dict
 def test_an_exit_code_can_mean_that_the_account_throttles(broker: LeaseBroker, environment: dict[str, str]) -> None:
     for code in (4, 5):
         run(environment, "--throttled-exit", "4", "--", "sh", "-c", f"exit {code}")
-    assert [body["throttled"] for body in broker.bodies(RELEASE)] == [True, False]
+    assert [body.get("throttled", False) for body in broker.bodies(RELEASE)] == [True, False]
 
 
 def test_a_command_that_was_asked_to_stop_has_not_failed(broker: LeaseBroker, environment: dict[str, str]) -> None:
     """A failure would slow down the tenant."""
     script = "kill -TERM $PPID; sleep 60"
     assert run(environment, "--", "sh", "-c", script).returncode == 143
-    assert [body["result"] for body in broker.bodies(RELEASE)] == ["cancelled"]
+    assert [body.get("result", "done") for body in broker.bodies(RELEASE)] == ["cancelled"]
 
 
 IN_BACKGROUND = """
@@ -202,16 +202,14 @@ def test_a_command_outlives_its_lost_lease(broker: LeaseBroker, environment: dic
     assert (code, lost in log) == (3, True)
     charged = {
         "request_id": f"lost-{LEASE}",
-        "operation": "install",
-        "units": 1,
-        "started_at": datetime.fromisoformat(lease_answers.lease()[1]["granted_at"]).isoformat(),
+        "started_at": lease_answers.lease()[1]["granted_at"],
         "hold_seconds": 1200.0,
         "cause": "lost",
     }
     # Reported again at the end of a command that ends before the answer.
     assert all(body == {"starts": [charged]} for body in broker.bodies(UNLEASED))
     assert broker.count(UNLEASED) >= 1
-    assert [body["result"] for body in broker.bodies("POST /leases/l-0/release")] == ["failed"]
+    assert [body.get("result", "done") for body in broker.bodies("POST /leases/l-0/release")] == ["failed"]
     assert broker.count(RELEASE) == 0
 
 
@@ -257,7 +255,7 @@ def test_the_end_of_the_hold_ends_nothing_else(broker: LeaseBroker, environment:
     ended = "lease ended (hold); the command continues without a lease"
     code, log = run_until(environment, ended, "--on-loss", on_loss, "--", "sh", "-c", "read line; exit 0")
     assert (code, ended in log, broker.count(RENEW)) == (0, True, 0)
-    assert [body["result"] for body in broker.bodies(RELEASE)] == ["done"]
+    assert [body.get("result", "done") for body in broker.bodies(RELEASE)] == ["done"]
 
 
 def test_a_lease_is_renewed_while_the_command_runs(broker: LeaseBroker, environment: dict[str, str]) -> None:
@@ -282,17 +280,17 @@ def test_a_job_with_an_id_is_found_by_it(options: dict[str, Any]) -> None:
     """The id identifies the job for every caller; --replaces takes precedence over the recorded lease."""
     logged: list[str] = []
 
-    def attempt(number: int, replaces: ReplacedLease | None = None) -> Attempt:
+    def attempt(number: int, replaces: AcquireReplaces | None = None) -> Attempt:
         wanted = Wanted(lease_pool_id="aws-ci", request_id="job-1", replaces=replaces)
         return Attempt(options["url"], number, wanted, given_id=True, log=logged.append)
 
     first = attempt(1)
     first.granted(msgspec.convert(lease_answers.lease()[1], Lease))
-    second, third = attempt(2), attempt(3, ReplacedLease(lease_id="l-9", fencing_token=9))
+    second, third = attempt(2), attempt(3, AcquireReplaces(lease_id="l-9", fencing_token=9))
     assert [each.wanted.request_id for each in (first, second, third)] == ["job-1", "job-1.2", "job-1.3"]
     assert first.wanted.replaces is None
-    assert second.wanted.replaces == ReplacedLease(lease_id=LEASE, fencing_token=7)
-    assert third.wanted.replaces == ReplacedLease(lease_id="l-9", fencing_token=9)
+    assert second.wanted.replaces == AcquireReplaces(lease_id=LEASE, fencing_token=7)
+    assert third.wanted.replaces == AcquireReplaces(lease_id="l-9", fencing_token=9)
     assert logged == []
     second.succeeded()
     assert attempt(3).wanted.replaces is None
@@ -342,10 +340,13 @@ def test_unleased_starts_are_reported_when_the_broker_is_back(broker: LeaseBroke
     for _ in range(2):
         assert run(environment, "--", "true").returncode == 0
     assert broker.count(UNLEASED) == 1
-    assert [body["result"] for body in broker.bodies("POST /leases/l-0/release")] == ["failed"]  # it has ended, with 7
+    assert [body.get("result", "done") for body in broker.bodies("POST /leases/l-0/release")] == [
+        "failed"
+    ]  # it has ended, with 7
     (start,) = broker.bodies(UNLEASED)[0]["starts"]
-    assert (start["operation"], start["units"]) == ("install", 1)
-    assert datetime.fromisoformat(start["started_at"]).tzinfo is not None
+    started = msgspec.convert(start, UnleasedStart)
+    assert (started.operation, started.units) == ("install", 1)
+    assert started.started_at.tzinfo is not None
 
 
 def test_a_start_is_kept_until_it_is_charged(broker: LeaseBroker, environment: dict[str, str]) -> None:
@@ -353,7 +354,7 @@ def test_a_start_is_kept_until_it_is_charged(broker: LeaseBroker, environment: d
     logged: list[str] = []
     state = State(Path(environment["SLIPWAY_STATE_DIR"]), environment["SLIPWAY_LEASE_BROKER_URL"], logged.append)
     for n, name in enumerate(("another's", "fast clock", "nonsense", "charged")):
-        start = Start(request_id=name, operation="install", units=1, started_at=f"2026-01-01T12:00:0{n}+00:00")
+        start = UnleasedStart(request_id=name, started_at=datetime(2026, 1, 1, 12, 0, n, tzinfo=UTC))
         state.spool(Spooled(lease_pool_id="aws-ci", start=start))
     broker.answers[UNLEASED] = [
         problem(403, "scope-missing"),
@@ -382,7 +383,7 @@ def test_unleased_starts_are_reported_before_a_request(broker: LeaseBroker, envi
     """Otherwise a broker that is back would grant in addition. A start that has ended is released once it is charged,
     also if the answer to the report was lost."""
     state = State(Path(environment["SLIPWAY_STATE_DIR"]), environment["SLIPWAY_LEASE_BROKER_URL"], print)
-    start = Start(request_id="r-0", operation="install", units=1, started_at="2026-01-01T12:00:00+00:00")
+    start = UnleasedStart(request_id="r-0", started_at=datetime(2026, 1, 1, 12, tzinfo=UTC))
     state.spool(Spooled(lease_pool_id="aws-ci", start=start, result="failed"))
     broker.answers[UNLEASED] = [
         (200, {"charged": 1, "items": [lease_answers.lease(lease_id="l-0", fencing_token=1)[1]]})
@@ -392,7 +393,7 @@ def test_unleased_starts_are_reported_before_a_request(broker: LeaseBroker, envi
     assert run(environment, "--", "true").returncode == 0
     received = [asked for asked, _ in broker.received if asked in {UNLEASED, give_back, ACQUIRE}]
     assert received == [UNLEASED, give_back, ACQUIRE, UNLEASED, give_back]
-    assert broker.bodies(give_back)[0] == {"fencing_token": 1, "result": "failed", "throttled": False}
+    assert broker.bodies(give_back)[0] == {"fencing_token": 1, "result": "failed"}
     assert state.spooled() == []
 
 

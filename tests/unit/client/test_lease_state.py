@@ -2,15 +2,16 @@
 
 import fcntl
 import os
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from slipway_api.events.lease import ReplacedLease
+from slipway_api.http.lease_broker import AcquireReplaces, UnleasedStart
 from slipway_api.http.lease_pools import LeasePool
 from slipway_client.leases import pace
 from slipway_client.leases.state import ATTEMPT_KEPT_SECONDS, START_KEPT_SECONDS, Spooled, State, folder
-from slipway_client.leases.terms import Start, parse_handle
+from slipway_client.leases.terms import parse_handle
 from tests.support.recorded import row
 
 URL = "http://broker:7303"
@@ -25,7 +26,7 @@ POOL = {
 
 
 def started(name: str, at: str, pool: str = "aws-ci", result: str = "") -> Spooled:
-    start = Start(request_id=name, operation="install", units=1, started_at=at)
+    start = UnleasedStart(request_id=name, started_at=datetime.fromisoformat(at))
     return Spooled(lease_pool_id=pool, start=start, result=result)
 
 
@@ -96,17 +97,17 @@ def test_the_result_of_a_reported_start_is_kept(tmp_path: Path, state: State) ->
 
 def test_an_attempt_finds_the_lease_before_it(state: State) -> None:
     assert state.attempted("job") is None
-    state.attempt("job", ReplacedLease(lease_id="l-1", fencing_token=7))
-    assert state.attempted("job") == ReplacedLease(lease_id="l-1", fencing_token=7)
+    state.attempt("job", AcquireReplaces(lease_id="l-1", fencing_token=7))
+    assert state.attempted("job") == AcquireReplaces(lease_id="l-1", fencing_token=7)
     state.forget_attempts("job")
     assert state.attempted("job") is None
 
 
 def test_jobs_that_try_no_more_are_forgotten(tmp_path: Path, state: State) -> None:
-    state.attempt("old", ReplacedLease(lease_id="l-1", fencing_token=7))
+    state.attempt("old", AcquireReplaces(lease_id="l-1", fencing_token=7))
     (file,) = tmp_path.rglob("attempts/*")
     os.utime(file, (0, file.stat().st_mtime - ATTEMPT_KEPT_SECONDS - 60))
-    state.attempt("new", ReplacedLease(lease_id="l-2", fencing_token=8))
+    state.attempt("new", AcquireReplaces(lease_id="l-2", fencing_token=8))
     assert (state.attempted("old"), bool(state.attempted("new"))) == (None, True)
 
 
@@ -151,7 +152,7 @@ def test_where_the_files_are() -> None:
 
 
 def test_a_handle_is_read_as_it_is_printed() -> None:
-    assert parse_handle("01981c6e-8f7a:7") == ReplacedLease(lease_id="01981c6e-8f7a", fencing_token=7)
+    assert parse_handle("01981c6e-8f7a:7") == AcquireReplaces(lease_id="01981c6e-8f7a", fencing_token=7)
     for wrong in ("", ":7", "l-1", "l-1:", "l-1:x", "l-1:-1", "l-1:٣"):
         with pytest.raises(ValueError, match="is not LEASE_ID:FENCING_TOKEN"):
             parse_handle(wrong)

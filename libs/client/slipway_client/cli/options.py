@@ -1,8 +1,9 @@
 """Arguments and options that several commands share, and shell completion of IDs, which is skipped if a service does
 not answer within a second."""
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Final
@@ -36,16 +37,28 @@ def now() -> datetime:
     return utc_now().astimezone()
 
 
+def clock(at: datetime | None) -> str:
+    """A time in the reader's zone; empty if there is none."""
+    return "" if at is None else moments.clock(at, now())
+
+
+@contextlib.contextmanager
+def as_usage(option: str = "") -> Iterator[None]:
+    """Raise the error of a value as that of the usage of its option."""
+    try:
+        yield
+    except (ValueError, OverflowError) as error:
+        raise typer.BadParameter(f"{option}: {error}" if option else str(error)) from error
+
+
 def until(for_: str | None, at: str | None) -> datetime | None:
     """End time of --for or --until; None: no end."""
     if for_ and at:
         raise typer.BadParameter("--for and --until exclude each other")
-    try:
+    with as_usage("--for" if for_ else "--until"):
         if for_:
             return datetime.fromtimestamp(now().timestamp() + moments.seconds(for_), now().tzinfo)
         return moments.moment(at, now()) if at else None
-    except (ValueError, OverflowError) as error:
-        raise typer.BadParameter(f"{'--for' if for_ else '--until'}: {error}") from error
 
 
 def until_text(ends: datetime | None) -> str:
@@ -59,20 +72,21 @@ class Strategy(StrEnum):
     NATURAL, ROLLING, NOW = "natural", "rolling", "now"
 
 
+def seconds_of(option: str, given: str) -> float:
+    """Duration of an option in seconds."""
+    with as_usage(option):
+        return moments.seconds(given)
+
+
 def duration_seconds(option: str, given: str | None) -> float | None:
     """Duration of an option in seconds; None if it is not given."""
-    try:
-        return None if given is None else moments.seconds(given)
-    except ValueError as error:
-        raise typer.BadParameter(f"{option}: {error}") from error
+    return None if given is None else seconds_of(option, given)
 
 
 def ago(option: str, text: str | None) -> str | None:
     """Time before now by the duration of an option, as a query parameter; None if it is not given."""
-    try:
+    with as_usage(option):
         return None if text is None else (now() - timedelta(seconds=moments.seconds(text))).isoformat()
-    except (ValueError, OverflowError) as error:
-        raise typer.BadParameter(f"{option}: {error}") from error
 
 
 def roll_out(replace: Strategy | None, drain_for: str | None, terminate: bool) -> dict[str, Parameter]:

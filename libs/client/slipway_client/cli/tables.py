@@ -86,8 +86,7 @@ def drawn(
     rows: Sequence[T], fields: Sequence[Field[T]], to: TextIO, *, drop: Sequence[str] = (), styled: bool = True
 ) -> list[str]:
     """Lines of a table for a terminal or a pipe."""
-    is_terminal = to.isatty()
-    width = shutil.get_terminal_size().columns if is_terminal else PIPE_COLUMNS
+    width = _columns(to)
     columns = _fitting([_column(rows, field) for field in fields], width, drop)
     widths = _widths(columns, width)
     heading, *lines = [
@@ -95,7 +94,7 @@ def drawn(
         for texts in zip(*((column.heading, *column.cells) for column in columns), strict=True)
         for line in _row(texts, columns, widths)
     ]
-    is_bold = styled and is_terminal and os.environ.get("TERM") not in PLAIN_TERMINALS
+    is_bold = styled and to.isatty() and os.environ.get("TERM") not in PLAIN_TERMINALS
     return [BOLD.format(heading) if is_bold else heading, *lines]
 
 
@@ -103,6 +102,14 @@ def cells(rows: Sequence[T], fields: Sequence[Field[T]]) -> tuple[list[str], lis
     """Headings and texts of a table that is drawn elsewhere."""
     columns = [_column(rows, field) for field in fields]
     return [column.heading for column in columns], list(zip(*(column.cells for column in columns), strict=True))
+
+
+def result(answer: Decoded[T], text: str, output: Output) -> None:
+    """Print a text about an answer, or the answer as JSON as it was sent."""
+    if output is Output.JSON:
+        as_json(answer.sent)
+    else:
+        print(text)
 
 
 def as_json(value: object) -> None:
@@ -120,6 +127,25 @@ def pairs(values: Mapping[str, object], now: datetime) -> None:
             value = moments.at(value)
         shown = moments.clock(value, now) if isinstance(value, datetime) else _text(value)
         print(printable(f"{name.replace('_', ' '):<{width}}  {shown or '-'}"))
+
+
+def filled(text: str, indent: str, *, first: str = "") -> str:
+    """A sentence that folds between words on a terminal; its first line begins with `first`, the others with
+    `indent`."""
+    import textwrap
+
+    return textwrap.fill(
+        printable(text),
+        _columns(sys.stdout),
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _columns(to: TextIO) -> int:
+    return shutil.get_terminal_size().columns if to.isatty() else PIPE_COLUMNS
 
 
 def short(id_: str) -> str:

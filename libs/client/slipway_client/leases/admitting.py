@@ -9,13 +9,12 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from slipway_api.http.lease_broker import QueuedRequest
+from slipway_api.http.lease_broker import AcquireGang, QueuedRequest, UnleasedStart
 from slipway_client.leases import admission
 from slipway_client.leases.admission import Admission, Cause, FailOpen
 from slipway_client.leases.broker import Broker
 from slipway_client.leases.errors import NotAdmitted, Refused, Unreachable
 from slipway_client.leases.state import Spooled, State
-from slipway_client.leases.terms import Gang, Start
 from slipway_client.transport.exchange import MISDIRECTED, NoAnswer
 from slipway_client.view import moments
 from slipway_common.base.clock import monotonic_seconds, utc_now
@@ -41,7 +40,13 @@ class Admitting(ABC, Generic[Granted]):
     single lease is a gang of one. A subclass sends the request, and records a start without a lease."""
 
     def __init__(
-        self, broker: Broker, gang: Gang, admission: Admission, state: State, rng: Random, log: Callable[[str], None]
+        self,
+        broker: Broker,
+        gang: AcquireGang,
+        admission: Admission,
+        state: State,
+        rng: Random,
+        log: Callable[[str], None],
     ) -> None:
         self._broker = broker
         self._gang = gang
@@ -194,18 +199,18 @@ class Admitting(ABC, Generic[Granted]):
     def _spooled(self) -> list[Spooled]:
         """The start without a lease in each pool. It has the id of its request: the broker may have received that, and
         even granted a lease, although no answer has arrived."""
-        cause = "unavailable" if self._admission.waiting is None else "max_wait"
         return [
             Spooled(
                 lease_pool_id=member.pool,
-                start=Start(
+                start=UnleasedStart(
                     request_id=self._gang.request_id,
                     operation=self._gang.operation,
                     units=member.units,
-                    started_at=utc_now().isoformat(),
+                    started_at=utc_now(),
                     hold_seconds=member.hold_seconds,
-                    cause=self._problem if self._is_refused else cause,
+                    cause="unavailable" if self._admission.waiting is None else "max_wait",
                 ),
+                refused=self._problem if self._is_refused else "",
             )
             for member in self._gang.members
         ]

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from slipway_api.events.lease import ReplacedLease
-from slipway_api.http.lease_broker import Lease
+from slipway_api.http.lease_broker import AcquireReplaces, Lease
 from slipway_client.leases.state import State, folder
 from slipway_client.leases.terms import Wanted
 from slipway_common.base.process import identities
@@ -31,7 +30,7 @@ class Attempt:
 
     def granted(self, lease: Lease) -> None:
         """Record the lease that the next attempt replaces."""
-        self._state.attempt(self._job, ReplacedLease(lease_id=lease.lease_id, fencing_token=lease.fencing_token))
+        self._state.attempt(self._job, AcquireReplaces(lease_id=lease.lease_id, fencing_token=lease.fencing_token))
 
     def succeeded(self) -> None:
         """Forget the lease: there is no next attempt."""

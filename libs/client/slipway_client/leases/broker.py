@@ -6,18 +6,25 @@ from typing import Final, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
+from msgspec.structs import replace
 
 from slipway_api.http.lease_broker import (
+    AcquireGang,
+    BindLease,
     BoundToken,
     ChargedStarts,
     GrantedGang,
     Lease,
     QueuedRequest,
+    ReleaseLease,
+    RenewLease,
+    UnleasedStart,
+    UnleasedStarts,
 )
 from slipway_api.http.lease_pools import LeasePool
 from slipway_api.problems import Problem
 from slipway_client.leases.errors import LOST_SLUGS, Refused
-from slipway_client.leases.terms import Gang, Start, Wanted
+from slipway_client.leases.terms import Wanted
 from slipway_client.transport import patience
 from slipway_client.transport.exchange import OTHER_SERVICE, NoAnswer, authorization, exchange, limited
 from slipway_client.transport.failed import SERVICES
@@ -60,27 +67,16 @@ class Broker:
         self, wanted: Wanted, wait_seconds: float, *, within_seconds: float = inf
     ) -> Lease | QueuedRequest:
         """Request a lease; returns it, or the place in the queue."""
-        status, answer = await self._call(
-            "POST",
-            path("lease-pools", wanted.lease_pool_id, "leases"),
-            wanted.body(wait_seconds),
-            wait_seconds=wait_seconds,
-            within_seconds=within_seconds,
-        )
-        return _read(answer, QueuedRequest) if status == 202 else _read(answer, Lease)
+        place = path("lease-pools", wanted.lease_pool_id, "leases")
+        return await self._requested(Lease, place, wanted.body(wait_seconds), wait_seconds, within_seconds)
 
     async def acquire_gang(
-        self, wanted: Gang, wait_seconds: float, *, within_seconds: float = inf
+        self, wanted: AcquireGang, wait_seconds: float, *, within_seconds: float = inf
     ) -> list[Lease] | QueuedRequest:
         """Request the leases of all members; returns them, or the place in their queues."""
-        status, answer = await self._call(
-            "POST",
-            "/lease-gangs",
-            wanted.body(wait_seconds),
-            wait_seconds=wait_seconds,
-            within_seconds=within_seconds,
-        )
-        return _read(answer, QueuedRequest) if status == 202 else _read(answer, GrantedGang).leases
+        body = replace(wanted, wait_seconds=wait_seconds)
+        answer = await self._requested(GrantedGang, "/lease-gangs", body, wait_seconds, within_seconds)
+        return answer if isinstance(answer, QueuedRequest) else answer.leases
 
     async def cancel(self, wanted: Wanted, *, within_seconds: float = inf) -> None:
         """Cancel a request. A lease that was granted to it is released, unless others hold it."""
@@ -88,15 +84,14 @@ class Broker:
         url += f"?{urlencode({'holder': wanted.holder})}" if wanted.holder else ""
         await self._call("DELETE", url, within_seconds=within_seconds)
 
-    async def renew(self, lease: Lease, progress: str | None = None) -> Lease:
+    async def renew(self, lease: Lease) -> Lease:
         """Renew a lease. Raises LeaseEnded."""
-        body = {"fencing_token": lease.fencing_token} | ({} if progress is None else {"progress": progress})
-        return _read(await self._held("renew", lease, body), Lease)
+        return _read(await self._held("renew", lease, RenewLease(fencing_token=lease.fencing_token)), Lease)
 
-    async def release(self, lease: Lease, result: str, *, throttled: bool = False, holder: str = "") -> None:
+    async def release(self, lease: Lease, result: str, *, throttled: bool = False, holder: str | None = None) -> None:
         """Release all units of a lease, of several holders for this one; idempotent. Raises LeaseEnded."""
-        body = {"fencing_token": lease.fencing_token, "result": result, "throttled": throttled}
-        body |= {"holder": holder} if holder else {}
+        token = lease.fencing_token
+        body = ReleaseLease(fencing_token=token, result=result, throttled=throttled, holder=holder)
         await self._held("release", lease, body)
 
     async def lease_pool(self, lease_pool_id: str) -> LeasePool | None:
@@ -108,17 +103,24 @@ class Broker:
                 return None
             raise
 
-    async def report_unleased(self, lease_pool_id: str, start: Start) -> Lease | None:
+    async def report_unleased(self, lease_pool_id: str, start: UnleasedStart) -> Lease | None:
         """Report an unleased start; returns the lease it was charged as, None if its hold is over."""
-        _, answer = await self._call("POST", path("lease-pools", lease_pool_id, "unleased"), {"starts": [start]})
+        _, answer = await self._call(
+            "POST", path("lease-pools", lease_pool_id, "unleased"), UnleasedStarts(starts=[start])
+        )
         charged = _read(answer, ChargedStarts).items
         return charged[0] if charged and charged[0].hold_seconds_left > 0 else None
 
-    async def lease_token(self, lease: Lease, holder: str = "") -> str:
+    async def lease_token(self, lease: Lease, holder: str | None = None) -> str:
         """Issue a token that permits a holder no more than to hold this lease. Raises LeaseEnded."""
-        body = {"fencing_token": lease.fencing_token} | ({"holder": holder} if holder else {})
-        answer = await self._held("token", lease, body)
-        return _read(answer, BoundToken).token
+        body = BindLease(fencing_token=lease.fencing_token, holder=holder)
+        return _read(await self._held("token", lease, body), BoundToken).token
+
+    async def _requested(
+        self, kind: type[Answered], path: str, body: object, wait_seconds: float, within_seconds: float
+    ) -> Answered | QueuedRequest:
+        status, answer = await self._call("POST", path, body, wait_seconds=wait_seconds, within_seconds=within_seconds)
+        return _read(answer, QueuedRequest) if status == 202 else _read(answer, kind)
 
     async def _held(self, what: str, lease: Lease, body: object) -> bytes:
         try:

@@ -18,8 +18,7 @@ from concurrent.futures import Future
 from types import FrameType
 from typing import Any, Final, Generic, TypeVar
 
-from slipway_api.events.lease import LeaseGroup
-from slipway_api.http.lease_broker import Lease
+from slipway_api.http.lease_broker import AcquireGroup, Lease
 from slipway_client.leases.admission import FAIL_OPEN_VARIABLE, UNAVAILABLE_SECONDS, Admission, FailOpen
 from slipway_client.leases.admitting import Unleased
 from slipway_client.leases.errors import LeaseLost
@@ -75,7 +74,7 @@ def lease(
     on_loss: str = "continue",
     request_id: str = "",
     replaces: str = "",
-    group: LeaseGroup | None = None,
+    group: AcquireGroup | None = None,
     join: bool = False,
     url: str = "",
     token: str = "",
@@ -104,7 +103,7 @@ def lease(
         request_id=request_id or new_id(),
         operation=operation,
         units=units,
-        tenant=tenant,
+        tenant=tenant or None,
         priority=priority,
         hold_seconds=hold_seconds,
         group=group,

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from slipway_api.http.lease_broker import Lease, QueuedRequest
+from slipway_api.http.lease_broker import AcquireGang, GangMember, Lease, QueuedRequest, UnleasedStart
 from slipway_client.leases import holding, pace
 from slipway_client.leases.admission import Admission, FailOpen, Wait
 from slipway_client.leases.admitting import Admitting, Unleased, outlook
@@ -17,7 +17,7 @@ from slipway_client.leases.broker import Broker, LeaseEnded
 from slipway_client.leases.errors import Refused
 from slipway_client.leases.holding import Holding, LeaseEnd
 from slipway_client.leases.state import Spooled, State, folder
-from slipway_client.leases.terms import Gang, Member, Start, Wanted, hold_seconds
+from slipway_client.leases.terms import Wanted, hold_seconds
 from slipway_client.leases.unleased import LAST_TRY_SECONDS, UnleasedStarts
 from slipway_client.transport.backoff import Backoff, next_backoff
 from slipway_client.transport.exchange import NoAnswer
@@ -49,8 +49,8 @@ class Session(Admitting[Lease]):
         resumable: bool = False,
         fenced: bool = False,
     ) -> None:
-        member = Member(pool=wanted.lease_pool_id, units=wanted.units, hold_seconds=wanted.hold_seconds)
-        gang = Gang(request_id=wanted.request_id, operation=wanted.operation, members=(member,))
+        member = GangMember(pool=wanted.lease_pool_id, units=wanted.units, hold_seconds=wanted.hold_seconds)
+        gang = AcquireGang(request_id=wanted.request_id, operation=wanted.operation, members=[member])
         super().__init__(broker, gang, admission, state, rng, log)
         self._wanted = wanted
         self._resumable = resumable
@@ -121,7 +121,7 @@ class Session(Admitting[Lease]):
         self._holding = holding.granted(lease, asked_at)
         self._is_held.set()
 
-    def _start_uncounted(self, start: Start) -> None:
+    def _start_uncounted(self, start: UnleasedStart) -> None:
         """Report our own work without a lease, now or as soon as the broker answers, so that it counts."""
         self._unreported.record(Spooled(lease_pool_id=self._wanted.lease_pool_id, start=start))
         self._start_background(self._unreported.report())
@@ -198,11 +198,11 @@ class Session(Admitting[Lease]):
         if over.lost:
             self._holding, self._sent = None, False  # nothing is left to release, or to cancel
         if over.uncounted and not self._fenced:
-            start = Start(
+            start = UnleasedStart(
                 request_id=f"lost-{lease.lease_id}",  # so that the loss is charged once, however often reported
                 operation=self._wanted.operation,
                 units=lease.units,
-                started_at=lease.granted_at.isoformat(),
+                started_at=lease.granted_at,
                 hold_seconds=hold_seconds(lease),
                 cause="lost",
             )
@@ -232,8 +232,7 @@ class Session(Admitting[Lease]):
         backoff, end = Backoff(), monotonic_seconds() + RELEASE_SECONDS
         while True:
             try:
-                holder = self._wanted.holder
-                return await self._broker.release(lease, result, throttled=throttled, holder=holder)
+                return await self._broker.release(lease, result, throttled=throttled, holder=self._wanted.holder)
             except (LeaseEnded, Refused):
                 return None  # nothing is held
             except NoAnswer as error:

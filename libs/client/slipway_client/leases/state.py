@@ -18,9 +18,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from slipway_api.events.lease import ReplacedLease
+from slipway_api.http.lease_broker import AcquireReplaces, UnleasedStart
 from slipway_client.leases.pace import Pace, slot, unknown
-from slipway_client.leases.terms import Start
 from slipway_common.base.clock import monotonic_seconds, utc_now
 
 FOLDER_VARIABLE: Final = "SLIPWAY_STATE_DIR"
@@ -35,11 +34,13 @@ Kept = TypeVar("Kept", bound=msgspec.Struct)
 
 
 class Spooled(msgspec.Struct, frozen=True, kw_only=True):
-    """An unleased start that was not reported yet. `result`: its result; empty while it may still run."""
+    """An unleased start that was not reported yet. `result`: its result; empty while it may still run. `refused`: why
+    no lease pool may be charged for it; empty if one may."""
 
     lease_pool_id: str
-    start: Start
+    start: UnleasedStart
     result: str = ""
+    refused: str = ""
 
     @property
     def key(self) -> str:
@@ -115,17 +116,17 @@ class State:
         folder = self.folder / "uncharged"
         self._write(folder / _name(entry.key), entry)
         _prune(folder, START_KEPT_SECONDS)
-        if counts := Counter((one.lease_pool_id, one.start.cause) for one in _kept(folder, Spooled)):
+        if counts := Counter((one.lease_pool_id, one.refused) for one in _kept(folder, Spooled)):
             self._write(self.folder / METRICS, _metrics(counts))
         return max(1, counts.total())
 
     # Attempts
 
-    def attempted(self, key: str) -> ReplacedLease | None:
+    def attempted(self, key: str) -> AcquireReplaces | None:
         """Lease of the job's last attempt."""
-        return _read(self.folder / "attempts" / _name(key), ReplacedLease)
+        return _read(self.folder / "attempts" / _name(key), AcquireReplaces)
 
-    def attempt(self, key: str, lease: ReplacedLease) -> None:
+    def attempt(self, key: str, lease: AcquireReplaces) -> None:
         """Record the lease of an attempt, and drop records older than ATTEMPT_KEPT_SECONDS."""
         kept = self.folder / "attempts"
         self._write(kept / _name(key), lease)

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from slipway_client.cli.commands.lease_options import Pool, duration_or_zero, handle_of
-from slipway_client.cli.options import api_of
+from slipway_client.cli.options import api_of, as_usage
 from slipway_client.cli.tables import as_json
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api
@@ -18,8 +18,7 @@ from slipway_client.transport.switch import switched_off
 from slipway_client.view import moments
 
 if TYPE_CHECKING:
-    from slipway_api.events.lease import LeaseGroup
-    from slipway_api.http.lease_broker import Lease
+    from slipway_api.http.lease_broker import AcquireGroup, Lease
     from slipway_client.leases.admission import Admission
     from slipway_client.leases.session import Session
     from slipway_client.leases.terms import Wanted
@@ -161,21 +160,24 @@ def run_leased(
     from slipway_client.leases.log import log
     from slipway_client.leases.run import run
     from slipway_client.leases.status_file import Status, write
+    from slipway_client.leases.terms import Wanted
+    from slipway_common.base.ids import new_id
 
     api: Api = api_of(context)
-    wanted = _wanted(
-        pool,
-        request_id=request_id,
-        operation=operation,
-        units=units,
-        tenant=tenant,
-        priority=priority,
-        hold=hold,
-        replaces=replaces,
-        group=_group(group, group_size, spread, member),
-        holder=holder(),
-        join=join,
-    )
+    with as_usage():
+        wanted = Wanted(
+            lease_pool_id=pool,
+            request_id=request_id or new_id(),
+            operation=operation,
+            units=units,
+            tenant=tenant or None,
+            priority=priority,
+            hold_seconds=duration_or_zero("--hold", hold),
+            replaces=handle_of(replaces) if replaces else None,
+            group=_group(group, group_size, spread, member),
+            holder=holder(),
+            join=join,
+        )
 
     def granted(lease: "Lease") -> None:
         numbered.granted(lease)
@@ -267,18 +269,21 @@ def acquire(
 
     from slipway_api.http.lease_broker import Lease
     from slipway_client.leases.errors import NotAdmitted
+    from slipway_client.leases.terms import Wanted
+    from slipway_common.base.ids import new_id
 
-    wanted = _wanted(
-        pool,
-        request_id=request_id,
-        operation=operation,
-        units=units,
-        tenant=tenant,
-        priority=priority,
-        hold=hold,
-        replaces=replaces,
-        group=_group(group, group_size, spread, member),
-    )
+    with as_usage():
+        wanted = Wanted(
+            lease_pool_id=pool,
+            request_id=request_id or new_id(),
+            operation=operation,
+            units=units,
+            tenant=tenant or None,
+            priority=priority,
+            hold_seconds=duration_or_zero("--hold", hold),
+            replaces=handle_of(replaces) if replaces else None,
+            group=_group(group, group_size, spread, member),
+        )
     session = _session(api_of(context), wanted, _begun(max_wait, fail_open), resumable=bool(request_id))
 
     async def admitted() -> "tuple[Lease | None, str]":
@@ -327,13 +332,13 @@ def acquire_gang(
     import asyncio
     from random import Random
 
+    from slipway_api.http.lease_broker import AcquireGang, GangMember
     from slipway_client.leases.admitting import Unleased
     from slipway_client.leases.broker import Broker
     from slipway_client.leases.gang import GangRequest
     from slipway_client.leases.log import log
     from slipway_client.leases.session import readable_token
     from slipway_client.leases.state import State, folder
-    from slipway_client.leases.terms import Gang, Member
     from slipway_common.base.ids import new_id
 
     hold_seconds = duration_or_zero("--hold", hold)
@@ -342,8 +347,8 @@ def acquire_gang(
         pool, _, units = text.partition(":")
         if not pool or (units and not units.isdecimal()):
             raise typer.BadParameter(f"--member {text}: expected POOL or POOL:UNITS")
-        members.append(Member(pool=pool, units=int(units or 1), hold_seconds=hold_seconds))
-    wanted = Gang(request_id=request_id or new_id(), operation=operation, tenant=tenant, members=tuple(members))
+        members.append(GangMember(pool=pool, units=int(units or 1), hold_seconds=hold_seconds))
+    wanted = AcquireGang(request_id=request_id or new_id(), operation=operation, tenant=tenant or None, members=members)
     api: Api = api_of(context)
     begun = _begun(max_wait, fail_open, chance=Random(wanted.request_id).random())  # noqa: S311 (spreads starts)
     broker = Broker(api.urls["lease-broker"], readable_token(lambda: api.token, begun.fail_open, log))
@@ -398,54 +403,18 @@ def _print_unleased(request_id: str, cause: str, output: LeaseFormat) -> None:
             print("unset SLIPWAY_LEASE_ID SLIPWAY_FENCING_TOKEN")
 
 
-def _group(name: str, size: int, spread: str | None, member: int | None) -> "LeaseGroup | None":
+def _group(name: str, size: int, spread: str | None, member: int | None) -> "AcquireGroup | None":
     if not name:
         if spread is not None or member is not None or size != 1:
             raise typer.BadParameter("--group-size, --spread and --member need --group")
         return None
-    from slipway_api.events.lease import LeaseGroup
+    from slipway_api.http.lease_broker import AcquireGroup
 
     if (seconds := duration_or_zero("--spread", spread)) is None:
         raise typer.BadParameter("--group needs --spread")
     if member is not None and member >= size:
         raise typer.BadParameter(f"--member must be from 0 to {size - 1} in a group of {size}")
-    return LeaseGroup(name=name, size=size, spread_seconds=seconds, member=member)
-
-
-def _wanted(
-    pool: str,
-    *,
-    request_id: str,
-    operation: str,
-    units: int,
-    tenant: str,
-    priority: int,
-    hold: str | None,
-    replaces: str,
-    group: "LeaseGroup | None",
-    holder: str = "",
-    join: bool = False,
-) -> "Wanted":
-    from slipway_client.leases.terms import Wanted
-    from slipway_common.base.ids import new_id
-
-    hold_seconds, before = duration_or_zero("--hold", hold), handle_of(replaces) if replaces else None
-    try:
-        return Wanted(
-            lease_pool_id=pool,
-            request_id=request_id or new_id(),
-            operation=operation,
-            units=units,
-            tenant=tenant,
-            priority=priority,
-            hold_seconds=hold_seconds,
-            replaces=before,
-            group=group,
-            holder=holder,
-            join=join,
-        )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    return AcquireGroup(name=name, size=size, spread_seconds=seconds, member=member)
 
 
 def _begun(

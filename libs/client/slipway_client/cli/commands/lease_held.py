@@ -2,24 +2,19 @@
 
 import os
 from collections.abc import Iterator
-from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 
 import typer
 
-from slipway_api.http.lease_broker import Lease, ReleasedLease
+from slipway_api.http.lease_broker import ConfirmLease, Lease, ReleasedLease, ReleaseLease, RenewLease
 from slipway_client.cli.commands.lease_options import Pool, duration_or_zero, handle_of
-from slipway_client.cli.options import AsOutput, Limit, OfLeasePool, api_of, now
-from slipway_client.cli.tables import Field, Output, as_json, first, pairs, show
-from slipway_client.transport.http import Decoded, path
+from slipway_client.cli.options import AsOutput, Limit, OfLeasePool, api_of, clock, now
+from slipway_client.cli.tables import Field, Output, as_json, first, pairs, result, show
+from slipway_client.transport.http import path
 from slipway_client.transport.switch import switched_off
-from slipway_client.view import moments
 
 app = typer.Typer(rich_markup_mode=None)
-
-
-T = TypeVar("T")
 
 
 class Listing(StrEnum):
@@ -54,9 +49,9 @@ def renew(
     Exit codes: 76 lease lost; 69, 77, 78 as for all lease commands.
     """
     for id_, token in _held(lease):
-        body = {"fencing_token": token} | ({} if progress is None else {"progress": progress})
+        body = RenewLease(fencing_token=token, progress=progress)
         answer = api_of(context).read(Lease, "lease-broker", path("leases", id_, "renew"), method="POST", body=body)
-        _print_result(answer, f"{answer.value.ttl_seconds_left:.0f}", output)
+        result(answer, f"{answer.value.ttl_seconds_left:.0f}", output)
 
 
 @app.command("confirm")
@@ -68,14 +63,9 @@ def confirm(context: typer.Context, lease: Held = None, output: AsOutput = Outpu
       slipway lease confirm "$held"
     """
     for id_, token in _held(lease):
-        answer = api_of(context).read(
-            Lease,
-            "lease-broker",
-            path("leases", id_, "confirm"),
-            method="POST",
-            body={"fencing_token": token},
-        )
-        _print_result(answer, f"{answer.value.ttl_seconds_left:.0f}", output)
+        body = ConfirmLease(fencing_token=token)
+        answer = api_of(context).read(Lease, "lease-broker", path("leases", id_, "confirm"), method="POST", body=body)
+        result(answer, f"{answer.value.ttl_seconds_left:.0f}", output)
 
 
 @app.command("release")
@@ -83,7 +73,7 @@ def release(
     context: typer.Context,
     lease: Held = None,
     remaining: Annotated[int | None, typer.Option(metavar="N", min=0, help="Units to keep [default: none]")] = None,
-    result: Annotated[
+    ending: Annotated[
         str, typer.Option("--result", metavar="RESULT", help="Result; `failed` slows down the tenant")
     ] = "done",
     throttled: Annotated[bool, typer.Option("--throttled", help="Throttled by the account")] = False,
@@ -104,18 +94,20 @@ def release(
       slipway lease release "$held"
       slipway lease release --result failed --throttled --retry-after 2m
     """
-    evidence = {
-        "remaining": remaining,
-        "retry_after_seconds": duration_or_zero("--retry-after", retry_after),
-        "quota_remaining": quota_remaining,
-    }
+    retry_after_seconds = duration_or_zero("--retry-after", retry_after)
     for id_, token in _held(lease):
-        body = {"fencing_token": token, "result": result, "throttled": throttled or retry_after is not None}
-        body |= {name: value for name, value in evidence.items() if value is not None}
+        body = ReleaseLease(
+            fencing_token=token,
+            remaining=remaining,
+            result=ending,
+            throttled=throttled or retry_after is not None,
+            retry_after_seconds=retry_after_seconds,
+            quota_remaining=quota_remaining,
+        )
         answer = api_of(context).read(
             ReleasedLease, "lease-broker", path("leases", id_, "release"), method="POST", body=body
         )
-        _print_result(answer, str(answer.value.released_units), output)
+        result(answer, str(answer.value.released_units), output)
 
 
 @app.command("cancel")
@@ -160,10 +152,6 @@ def status(
         pairs({name: value for name, value in row.sent.items() if name != "id"}, now())  # the same as lease_id
 
 
-def _clock(at: datetime) -> str:
-    return moments.clock(at, now())
-
-
 LEASES: Final[tuple[Field[Lease], ...]] = (
     ("id", lambda row: row.lease_id),
     ("pool", lambda row: row.lease_pool_id),
@@ -173,9 +161,9 @@ LEASES: Final[tuple[Field[Lease], ...]] = (
     "state",
     "units",
     ("token", lambda row: row.fencing_token),
-    ("granted", lambda row: _clock(row.granted_at)),
-    ("expires", lambda row: _clock(row.expires_at)),
-    ("hold until", lambda row: _clock(row.hold_until)),
+    ("granted", lambda row: clock(row.granted_at)),
+    ("expires", lambda row: clock(row.expires_at)),
+    ("hold until", lambda row: clock(row.hold_until)),
 )
 
 
@@ -208,13 +196,6 @@ def list_leases(
     else:
         drop = ("holder", "granted", "operation", "token", "hold until", "tenant", "units")
         show(rows, LEASES, Output(output.value), nothing="no leases", drop=drop, limit=limit)
-
-
-def _print_result(answer: Decoded[T], value: str, output: Output) -> None:
-    if output is Output.JSON:
-        as_json(answer.sent)
-    else:
-        print(value)
 
 
 def _held(given: str | None) -> "Iterator[tuple[str, int]]":

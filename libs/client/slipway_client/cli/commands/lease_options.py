@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipway_client.cli.options import duration_seconds, lease_pools
+from slipway_client.cli.options import as_usage, duration_seconds, lease_pools
 
 if TYPE_CHECKING:
-    from slipway_api.events.lease import ReplacedLease
+    from slipway_api.http.lease_broker import AcquireReplaces
 
 Pool = Annotated[str, typer.Option("--pool", metavar="POOL", help="Lease pool", autocompletion=lease_pools)]
 
@@ -17,11 +17,9 @@ def duration_or_zero(option: str, text: str | None) -> float | None:
     return 0.0 if text is not None and not text.strip("0s") else duration_seconds(option, text)
 
 
-def handle_of(text: str) -> "ReplacedLease":
+def handle_of(text: str) -> "AcquireReplaces":
     """ID and fencing token of ID:TOKEN."""
     from slipway_client.leases.terms import parse_handle
 
-    try:
+    with as_usage():
         return parse_handle(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error

@@ -10,8 +10,8 @@ import typer
 from slipway_api.http.lease_broker import LeaseDecision
 from slipway_api.http.lease_pools import ChangedLeasePool, LeasePool, LeasePoolReport, ReportedUnits
 from slipway_client.cli.confirming import Confirm, command_line, confirmable
-from slipway_client.cli.options import AsOutput, Reason, ago, api_of, duration_seconds, lease_pools, now
-from slipway_client.cli.tables import Field, Output, as_json, pairs, show, table
+from slipway_client.cli.options import AsOutput, Reason, ago, api_of, duration_seconds, lease_pools, now, seconds_of
+from slipway_client.cli.tables import Field, Output, as_json, pairs, result, show, table
 from slipway_client.transport.http import path
 from slipway_client.view import moments
 from slipway_client.view.phrases import limit_in_force, waits
@@ -171,7 +171,7 @@ def _pacing(text: str) -> dict[str, float] | str | None:
     interval, _, burst = text.partition("/")
     if burst and not burst.isdecimal():
         raise typer.BadParameter(f"--pacing: {burst!r} is not a number of starts")
-    return {"interval_seconds": duration_seconds("--pacing", interval) or 0.0, "burst": int(burst or 1)}
+    return {"interval_seconds": seconds_of("--pacing", interval), "burst": int(burst or 1)}
 
 
 @app.command("units")
@@ -295,7 +295,4 @@ def _change(
     body = {name: value for name, value in body.items() if value is not None or name == "pacing"}
     place, wanted = path("lease-pools", pool), body | {"reason": reason}
     answer = api_of(context).read(ChangedLeasePool, "lease-broker", place, method="PATCH", body=wanted)
-    if output is Output.JSON:
-        as_json(answer.sent)
-    else:
-        print(f"lease pool {pool} {done}, revision {answer.value.revision}")
+    result(answer, f"lease pool {pool} {done}, revision {answer.value.revision}", output)
