@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from urllib.parse import quote, unquote
 
@@ -14,6 +15,7 @@ from slipway_api.problems import Problem
 from slipway_client.transport.failed import KAFKA, Failed, InvalidDeclaration
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.sanitize import printable
+from slipway_common.base.text import listed
 
 if TYPE_CHECKING:
     from slipway_client.transport.connections import Connections, Response  # imports what only requests need
@@ -71,11 +73,13 @@ def _token(given: str, file: Path | None) -> str:
 
 class Decoded(Generic[T]):
     """An object from a service: its `value` as this version knows it, and the whole of it as it was sent, with the
-    fields that only a newer version has. In a list of several services each has its `service`."""
+    fields that only a newer version has. In a list of several services each has its `service`. By its entity `tag`
+    just this version of it is replaced."""
 
-    def __init__(self, value: T, raw: bytes | msgspec.Raw, service: str = "") -> None:
+    def __init__(self, value: T, raw: bytes | msgspec.Raw, service: str = "", tag: str = "") -> None:
         self.value = value
         self.service = service
+        self.tag = tag
         self._raw = raw
 
     @cached_property
@@ -159,10 +163,12 @@ class Api:
         *,
         method: str = "GET",
         body: object = msgspec.UNSET,
+        tag: str = "",
         **parameters: Parameter,
     ) -> Decoded[T]:
-        """The answer to a request, also as it was sent."""
-        return self._read(method, type_, service, path, parameters, body)
+        """The answer to a request, also as it was sent. With the `tag` of a version of the object it is refused with
+        412 if there is another by now."""
+        return self._read(method, type_, service, path, parameters, body, {"If-Match": tag} if tag else {})
 
     def items(
         self, type_: type[T], service: str, path: str, *, limit: int | None = None, **parameters: Parameter
@@ -212,11 +218,6 @@ class Api:
             raise Failed(text)
         return rows, text
 
-    def get_tagged(self, type_: type[T], service: str, path: str) -> tuple[T, str]:
-        """An object with its entity tag, by which `put_tagged` replaces just this version of it."""
-        answer = self._answer("GET", service, path, {})
-        return _decoded(answer, type_), str(answer.headers.get("etag", ""))
-
     def put(self, type_: type[T], service: str, path: str, body: object, **parameters: Parameter) -> T:
         return self._read("PUT", type_, service, path, parameters, body).value
 
@@ -226,12 +227,6 @@ class Api:
         """PUT newline-delimited JSON, sent chunk by chunk; `body` is called for each attempt."""
         headers = {"Content-Type": "application/x-ndjson"}
         return _decoded(self._answer("PUT", service, path, parameters, content=body, headers=headers), type_)
-
-    def put_tagged(self, type_: type[T], service: str, path: str, body: object, tag: str, **parameters: Parameter) -> T:
-        """Replace the version of an object that has this entity tag; refused with 412 if there is another by now."""
-        headers = JSON | {"If-Match": tag}
-        answer = self._answer("PUT", service, path, parameters, content=msgspec.json.encode(body), headers=headers)
-        return _decoded(answer, type_)
 
     def post(self, type_: type[T], service: str, path: str, body: object) -> T:
         return self._read("POST", type_, service, path, {}, body).value
@@ -252,10 +247,8 @@ class Api:
         except Failed:
             return None
         existing = list(dict.fromkeys(row.name or row.id for row in rows))  # one for all revisions
-        more = len(existing) - LISTED_IDS_MAX
-        verb = "is" if len(existing) == 1 else "are"
-        names = ", ".join(existing[:LISTED_IDS_MAX]) + (f" and {more} more" if more > 0 else "")
-        return printable(f"no {kind} {id_}; {f'there {verb} {names}' if existing else 'none is declared'}")
+        there = f"there {'is' if len(existing) == 1 else 'are'} {listed(existing, LISTED_IDS_MAX)}"
+        return printable(f"no {kind} {id_}; {there if existing else 'none is declared'}")
 
     def _read(
         self,
@@ -265,13 +258,13 @@ class Api:
         path: str,
         parameters: Mapping[str, Parameter],
         body: object = msgspec.UNSET,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Decoded[T]:
-        if body is msgspec.UNSET:
-            answer = self._answer(method, service, path, parameters)
-        else:
-            content = msgspec.json.encode(body)
-            answer = self._answer(method, service, path, parameters, content=content, headers=JSON)
-        return Decoded(_decoded(answer, type_), answer.content)
+        content = b""
+        if body is not msgspec.UNSET:
+            content, headers = msgspec.json.encode(body), {**headers, **JSON}
+        answer = self._answer(method, service, path, parameters, content=content, headers=headers)
+        return Decoded(_decoded(answer, type_), answer.content, tag=answer.headers.get("etag", ""))
 
     def _answer(
         self,

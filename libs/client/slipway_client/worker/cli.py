@@ -2,8 +2,7 @@
 
 import signal
 import sys
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -24,17 +23,6 @@ WhereUserData = Annotated[
         "--user-data", metavar="FILE", envvar="SLIPWAY_USER_DATA", help="User data file, or - for standard input"
     ),
 ]
-
-
-class DrainSignal(StrEnum):
-    """Signals that can drain an agent."""
-
-    TERM = "TERM"
-    INT = "INT"
-    HUP = "HUP"
-    QUIT = "QUIT"
-    USR1 = "USR1"
-    USR2 = "USR2"
 
 
 @app.callback()
@@ -83,8 +71,9 @@ def wrap_agent(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD…", help="Agent command and its arguments")],
     user_data: WhereUserData = "-",
     drain_signal: Annotated[
-        DrainSignal, typer.Option("--drain-signal", help="Signal that makes the agent exit after its job")
-    ] = DrainSignal.TERM,
+        Literal["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"],
+        typer.Option("--drain-signal", help="Signal that makes the agent exit after its job"),
+    ] = "TERM",
     preset: Annotated[
         Preset, typer.Option("--preset", help="Agent whose tasks are reported without hooks of yours")
     ] = Preset.GENERIC,

@@ -2,19 +2,17 @@
 this user can reach. This side starts fast, since a hook runs before and after every job.
 """
 
-import json
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from typing import Final
+
+from slipway_client.worker.preset_hooks.slipway_hooks import asked
 
 SOCKET: Final = "SLIPWAY_WORKER_SOCKET"
 TASK: Final = "SLIPWAY_TASK_ID"
 SOURCE: Final = "SLIPWAY_SOURCE"
 POOL: Final = "SLIPWAY_POOL_ID"
-# Longer than wrap waits for its provisioner before it answers "draining".
-ANSWER_SECONDS: Final = 15.0
 NO_WRAP: Final = 2
 
 
@@ -24,15 +22,9 @@ def call(request: Mapping[str, object]) -> dict[str, object]:
     if not path:
         return _no_wrap(f"{SOCKET} is not set; call this from a process that `slipway-worker wrap` has started")
     try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(ANSWER_SECONDS)
-            connection.connect(path)
-            connection.sendall(json.dumps(request).encode() + b"\n")
-            with connection.makefile("rb") as lines:
-                answer = json.loads(lines.readline())
+        return asked(path, request)
     except (OSError, ValueError) as error:
         return _no_wrap(f"the wrap at {path} does not answer: {error}")
-    return dict(answer)
 
 
 def _no_wrap(why: str) -> dict[str, object]:

@@ -1,15 +1,13 @@
 """`slipway account limits`: safety limits of accounts and pools."""
 
-from datetime import datetime
 from typing import Annotated, Final
 
 import typer
 
 from slipway_api.http.provisioner.accounts import AccountDetails, LaunchLimit
-from slipway_client.cli.options import AsOutput, accounts, api_of, now
+from slipway_client.cli.options import AsOutput, accounts, api_of, clock
 from slipway_client.cli.tables import Field, Output, show
 from slipway_client.transport.http import path
-from slipway_client.view import moments
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -24,19 +22,15 @@ def _spend(row: LaunchLimit) -> str:
     return "" if row.spend_per_day is None else f"{row.spend} of {row.spend_per_day}"
 
 
-def _clock(at: datetime | None) -> str:
-    return "" if at is None else moments.clock(at, now())
-
-
 FIELDS: Final[tuple[Field[LaunchLimit], ...]] = (
     "scope",
     ("id", lambda row: row.scope_id),
     ("launches", _launches),
     ("left", lambda row: "" if row.launches_left is None else row.launches_left),
-    ("launches free", lambda row: _clock(row.launches_free_at)),
+    ("launches free", lambda row: clock(row.launches_free_at)),
     ("spend", _spend),
     ("spend left", lambda row: row.spend_left or ""),
-    ("spend free", lambda row: _clock(row.spend_free_at)),
+    ("spend free", lambda row: clock(row.spend_free_at)),
     ("stops", lambda row: row.reached),
 )
 

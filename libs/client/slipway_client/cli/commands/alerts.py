@@ -8,7 +8,7 @@ import typer
 
 from slipway_api.http.service import ListedAlert
 from slipway_client.cli import options
-from slipway_client.cli.options import AsOutput, Limit, Reason, api_of, noun, now, until_text
+from slipway_client.cli.options import AsOutput, Limit, Reason, api_of, clock, noun, now, until_text
 from slipway_client.cli.tables import Field, Output, as_json, first, table
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api, Decoded
@@ -38,15 +38,11 @@ Since = Annotated[
 Until = Annotated[str | None, typer.Option(metavar="TIME", help="With --all: raised before [default: any]")]
 
 
-def _since(alert: ListedAlert) -> str:
-    return moments.clock(alert.since, now())
-
-
 FIELDS: Final[tuple[Field[ListedAlert], ...]] = (
     "severity",
     "kind",
     ("subject", lambda alert: alert.subject_id),
-    ("since", _since),
+    ("since", lambda alert: clock(alert.since)),
     "summary",
 )
 STATE: Final[Field[ListedAlert]] = ("state", lambda alert: _state(alert))
@@ -123,9 +119,9 @@ def show_alert(context: typer.Context, alert: WhichAlert, output: AsOutput = Out
         return
     row = found.value
     lines = [("alert", f"{row.kind} {row.subject_id}"), ("severity", row.severity), ("state", _state(row))]
-    lines.append(("since", _since(row)))
+    lines.append(("since", clock(row.since)))
     if row.closed_at:
-        lines.append(("resolved", f"{moments.clock(row.closed_at, now())} {row.resolution}".strip()))
+        lines.append(("resolved", f"{clock(row.closed_at)} {row.resolution}".strip()))
     if (silence := _silence(row)) is not None:
         lines.append(("silenced", f"{until_text(row.silenced_until)} by {row.silenced_by}: {silence}"))
     lines += [(label, text) for name, label in LABELS.items() if (text := getattr(row, name))]

@@ -1,8 +1,5 @@
 """`slipway doctor`: reads the state of every part of a deployment in parallel; the module diagnosis grades it."""
 
-import shutil
-import sys
-import textwrap
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
@@ -17,11 +14,10 @@ from slipway_api.http.provisioner.recovery import Deployment
 from slipway_api.http.service import ListedAlert, ServiceStatus
 from slipway_client.cli.commands.recovery import differences
 from slipway_client.cli.options import AsOutput, api_of, now
-from slipway_client.cli.tables import Output, as_json
+from slipway_client.cli.tables import Output, as_json, filled
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api
 from slipway_common.base.clock import utc_now
-from slipway_common.base.sanitize import printable
 
 if TYPE_CHECKING:
     from slipway_client.transport.log import Entry
@@ -79,31 +75,13 @@ def doctor(
 
 
 def _print(found: Sequence["Finding"]) -> None:
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     width = max(len(finding.check) for finding in found)
     indent = " " * (6 + width + 2)
     for finding in found:
         grade = typer.style(f"{finding.grade:<4}", fg=COLORS[finding.grade], bold=finding.grade != "ok")
-        text = textwrap.fill(
-            printable(f"{finding.check:<{width}}  {finding.detail}"),
-            columns,
-            initial_indent=" " * 6,
-            subsequent_indent=indent,
-            break_on_hyphens=False,
-            break_long_words=False,
-        )
-        typer.echo(grade + text[4:])
+        typer.echo(grade + filled(f"{finding.check:<{width}}  {finding.detail}", indent, first=" " * 6)[4:])
         if finding.remedy:
-            typer.echo(
-                textwrap.fill(
-                    printable(f"remedy: {finding.remedy}"),
-                    columns,
-                    initial_indent=indent,
-                    subsequent_indent=indent + "    ",
-                    break_on_hyphens=False,
-                    break_long_words=False,
-                )
-            )
+            typer.echo(filled(f"remedy: {finding.remedy}", f"{indent}    ", first=indent))
 
 
 def _gathered(api: Api, partitions: int | None) -> "Gathered":

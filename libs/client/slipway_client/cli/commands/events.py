@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from slipway_client.cli.options import api_of, noun, now, pools, revisions, workers
+from slipway_client.cli.options import OfPool, api_of, as_usage, noun, now, revisions, workers
 from slipway_client.cli.tables import short
 from slipway_client.transport.http import Api
 from slipway_client.view import moments
@@ -62,9 +62,7 @@ def tail(
             show_default=False,
         ),
     ] = None,
-    pool: Annotated[
-        str | None, typer.Option("--pool", metavar="POOL", help="Worker pool [default: all]", autocompletion=pools)
-    ] = None,
+    pool: OfPool = None,
     worker: Annotated[
         str | None,
         typer.Option(
@@ -109,10 +107,8 @@ def tail(
         raise typer.BadParameter(f"--topic: no topic {unknown[0]}; there is {', '.join(names)}")
     if since and beginning:
         raise typer.BadParameter("--since and --beginning are mutually exclusive")
-    try:
+    with as_usage("--since"):
         from_ = None if beginning else now() - (timedelta(seconds=moments.seconds(since)) if since else WINDOW)
-    except (ValueError, OverflowError) as error:
-        raise typer.BadParameter(f"--since: {error}") from error
     if last is None and not since and not beginning:
         last = LAST
     given = {"pool_id": pool, "worker_id": worker, "launch_config_id": config}

@@ -9,14 +9,12 @@ import typer
 from slipway_api.http.lease_pools import DeclaredSlots, DeclareSlots, SlotsChange
 from slipway_client.cli.commands.declared import NOTHING_TO_CHANGE
 from slipway_client.cli.invalid_file import InvalidFile
-from slipway_client.cli.options import AsOutput, api_of, noun
+from slipway_client.cli.options import AsOutput, api_of, noun, seconds_of
 from slipway_client.cli.tables import Field, Output, as_json, table
-from slipway_client.view import moments
 from slipway_common.base.sanitize import printable
+from slipway_common.base.text import listed
 
 app: Final = noun("Import declarations of other systems")
-
-SHOWN_NAMES_MAX: Final = 5
 
 File = Annotated[
     Path,
@@ -59,7 +57,9 @@ def boskos(
         raise InvalidFile(file, error.problems) from error
     except UnicodeDecodeError as error:
         raise InvalidFile(file, [DocumentProblem("", f"is not UTF-8 text: {error.reason}")]) from error
-    body = DeclareSlots(slots=found.slots, hold_seconds=_seconds("--hold", hold), ttl_seconds=_seconds("--ttl", ttl))
+    body = DeclareSlots(
+        slots=found.slots, hold_seconds=seconds_of("--hold", hold), ttl_seconds=seconds_of("--ttl", ttl)
+    )
     read = api_of(context).read(DeclaredSlots, "lease-broker", "/slots", method="PUT", body=body, dry_run=dry_run)
     items = read.value.items
     changed = [item for item in items if item.result != "unchanged" or item.added or item.removed or item.restored]
@@ -73,35 +73,23 @@ def boskos(
         table(changed, CHANGES, nothing=NOTHING_TO_CHANGE)
 
 
-def _seconds(option: str, text: str) -> float:
-    try:
-        return moments.seconds(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{option}: {error}") from error
-
-
-def _names(names: list[str]) -> str:
-    more = len(names) - SHOWN_NAMES_MAX
-    return ", ".join(names[:SHOWN_NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
-
-
 CHANGES: Final[tuple[Field[SlotsChange], ...]] = (
     ("lease pool", lambda row: row.id),
     "result",
     ("limit", lambda row: "unchanged" if row.limit is None else row.limit),
-    ("slots added", lambda row: _names(row.added)),
-    ("slots removed", lambda row: _names(row.removed)),
-    ("slots listed again", lambda row: _names(row.restored)),
+    ("slots added", lambda row: listed(row.added)),
+    ("slots removed", lambda row: listed(row.removed)),
+    ("slots listed again", lambda row: listed(row.restored)),
 )
 
 
 def _kept(item: SlotsChange) -> str:
     if not item.kept:
         return ""
-    return f"{item.id}: no longer listed, but still leased: {_names(item.kept)}; removed once released"
+    return f"{item.id}: no longer listed, but still leased: {listed(item.kept)}; removed once released"
 
 
 def _declare(new: list[str]) -> str:
     return (
-        f"declare {_names(new)} in slipway.yaml too, which then owns them: `slipway apply --prune` removes the others"
+        f"declare {listed(new)} in slipway.yaml too, which then owns them: `slipway apply --prune` removes the others"
     )

@@ -3,8 +3,7 @@ first argument."""
 
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import typer
 
@@ -36,18 +35,8 @@ STOPPED_FIELDS: Final[tuple[Field[StoppedPartition], ...]] = ("service", "topic"
 T = TypeVar("T")
 
 
-class Consumer(StrEnum):
-    """Services that consume topics."""
-
-    PROVISIONER = "provisioner"
-    WEIGHT_CALCULATOR = "weight-calculator"
-    LEASE_BROKER = "lease-broker"
-
-
-class Where(StrEnum):
-    BEGIN, END = "begin", "end"
-
-
+Consumer = Literal["provisioner", "weight-calculator", "lease-broker"]
+"""Services that consume topics."""
 Service = Annotated[Consumer, typer.Argument(metavar="SERVICE", help="Consuming service")]
 AnyService = Annotated[
     Consumer | None, typer.Argument(metavar="[SERVICE]", help="Consuming service [default: all]", show_default=False)
@@ -97,7 +86,7 @@ def show_dead(
       slipway dlq show provisioner slipway.pool.demand.v1 0 17
       slipway dlq show provisioner slipway.pool.demand.v1 0 17 --raw > value.bin
     """
-    letter = api_of(context).get(DeadLetterContent, service.value, f"/dead-letters/{topic}/{partition}/{offset}")
+    letter = api_of(context).get(DeadLetterContent, service, f"/dead-letters/{topic}/{partition}/{offset}")
     if raw:
         sys.stdout.buffer.write(bytes.fromhex(letter.value or ""))
         return
@@ -117,7 +106,7 @@ def _list(
 ) -> None:
     """Show the rows of one service, or of all that answer, then the errors of the others."""
     more = limit and limit + 1
-    rows, errors = api.list_all(type_, path, [service.value] if service else [], limit=more)
+    rows, errors = api.list_all(type_, path, [service] if service else [], limit=more)
     show(rows, fields, output, nothing=f"{nothing} in the services that answer" if errors else nothing, limit=limit)
     if errors:
         raise Failed(errors)
@@ -147,7 +136,7 @@ def drop(context: typer.Context, service: Service, topic: Topic, partition: Part
 
 def _settle(context: typer.Context, service: Consumer, how: str, topic: str, partition: int, offset: int) -> None:
     body = {"topic": topic, "partition": partition, "offset": offset}
-    answer = api_of(context).post(Replayed, service.value, f"/dead-letters/{how}", body)
+    answer = api_of(context).post(Replayed, service, f"/dead-letters/{how}", body)
     applied, remaining = answer.applied, answer.remaining
     reason = f": {printable(answer.reason)}" if answer.reason else ""
     print(f"{applied} record{'' if applied == 1 else 's'} applied, {remaining} remaining{reason}")
@@ -178,7 +167,7 @@ def list_stopped(context: typer.Context, service: AnyService = None, output: AsO
 def adopt(
     context: typer.Context,
     service: Service,
-    at: Annotated[Where, typer.Option(help="New position in the current log")],
+    at: Annotated[Literal["begin", "end"], typer.Option(help="New position in the current log")],
     topic: Annotated[
         str | None, typer.Argument(metavar="[TOPIC]", help="Topic name without the prefix", show_default=False)
     ] = None,
@@ -199,10 +188,10 @@ def adopt(
     if all_ == (topic is not None) or (topic is None) != (partition is None):
         raise typer.BadParameter("give TOPIC and PARTITION, or --all")
     if all_:
-        adopted = api_of(context).post(Items[Position], service.value, "/positions/adopt-all", {"at": at.value}).items
+        adopted = api_of(context).post(Items[Position], service, "/positions/adopt-all", {"at": at}).items
     else:
         place = {"topic": topic, "partition": partition}
-        adopted = [api_of(context).post(Position, service.value, "/positions/adopt", place | {"at": at.value})]
+        adopted = [api_of(context).post(Position, service, "/positions/adopt", place | {"at": at})]
     for row in adopted:
         print(f"{printable(row.topic)}/{row.partition} resumed at offset {row.next_offset}")
     if not adopted:

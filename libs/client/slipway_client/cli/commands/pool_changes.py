@@ -325,12 +325,21 @@ def _changed(
     """Answer to a change of the declared pool. Others may change it meanwhile: then it is read again. A pool
     that has an owner is in a file, which is out of date by now: this is noted on stderr."""
     for attempt in range(ATTEMPTS):
-        row, tag = api.get_tagged(PoolDetails, "provisioner", path("pools", pool))
+        read = api.read(PoolDetails, "provisioner", path("pools", pool))
+        row = read.value
         if row.declared is None:
             raise Failed(f"the declaration of pool {pool} cannot be read: use a token with the scope read:settings")
         wanted = change(row.declared)
         try:
-            answer = api.put_tagged(DeclarationResult, "provisioner", path("pools", pool), wanted, tag, **parameters)
+            answer = api.read(
+                DeclarationResult,
+                "provisioner",
+                path("pools", pool),
+                method="PUT",
+                body=wanted,
+                tag=read.tag,
+                **parameters,
+            ).value
         except Failed as error:
             if error.status != CHANGED or attempt == ATTEMPTS - 1:
                 raise

@@ -16,11 +16,10 @@ from slipway_api.http.provisioner.recovery import (
     RecoveryConfirmed,
 )
 from slipway_client.cli.confirming import CONFIRMATION
-from slipway_client.cli.options import AsOutput, Reason, api_of, noun, now
+from slipway_client.cli.options import AsOutput, Reason, api_of, clock, noun
 from slipway_client.cli.tables import Field, Output, as_json, table
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api
-from slipway_client.view import moments
 from slipway_common.base.sanitize import printable
 
 app = noun("Recover after a restore of the database")
@@ -35,15 +34,11 @@ class Action(StrEnum):
     ADOPT, LEAVE, TERMINATE = "adopt", "leave", "terminate"
 
 
-def _created(row: OrphanInstance) -> str:
-    return moments.clock(row.created_at, now())
-
-
 ORPHANS: Final[tuple[Field[OrphanInstance], ...]] = (
     ("instance", lambda row: row.instance_id),
     ("account", lambda row: row.account_id),
     ("config", lambda row: row.launch_config_id),
-    ("created", _created),
+    ("created", lambda row: clock(row.created_at)),
     "action",
     ("reason", lambda row: f"{row.reason}; {row.why}"),
 )
@@ -59,7 +54,7 @@ OPEN_CALLS: Final[tuple[Field[OpenCall], ...]] = (
     ("account", lambda row: row.account_id),
     ("config", lambda row: row.launch_config_id),
     "units",
-    ("started", lambda row: moments.clock(row.started_at, now())),
+    ("started", lambda row: clock(row.started_at)),
 )
 LOST_CLAIMS: Final[tuple[Field[LostClaim], ...]] = (
     ("pool", lambda row: row.pool_id),
@@ -181,8 +176,7 @@ def _print_refusals(found: Recovery, unlisted: Collection[str] = ()) -> None:
     if unknown := [each for each in found.not_listed if each.account_id not in unlisted]:
         print("accounts not listed since the restore, where more may run, and from when a listing counts:")
         for each in unknown:
-            at = each.counts_from
-            print(f"  {printable(each.account_id)}: {moments.clock(at, now()) if at else 'known after the first one'}")
+            print(f"  {printable(each.account_id)}: {clock(each.counts_from) or 'known after the first one'}")
         print("a confirmation is refused with 409 not-listed unless `--unlisted ACCOUNT` names each of them")
 
 

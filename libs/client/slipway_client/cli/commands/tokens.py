@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,11 +12,10 @@ from msgspec.structs import asdict, replace
 
 from slipway_api.http.service import ListedToken
 from slipway_client.cli.invalid_file import InvalidFile
-from slipway_client.cli.options import AsOutput, api_of, noun, now
+from slipway_client.cli.options import AsOutput, api_of, clock, noun
 from slipway_client.cli.tables import Field, Output, as_json, table
 from slipway_client.transport.failed import SERVICES, Failed
 from slipway_client.transport.http import path
-from slipway_client.view import moments
 
 app = noun("Manage access tokens")
 
@@ -30,14 +29,10 @@ class KnownToken(ListedToken, frozen=True, kw_only=True):
 FIELDS: Final[tuple[Field[KnownToken], ...]] = (
     "name",
     ("scopes", lambda token: " ".join(token.scopes)),
-    ("last used", lambda token: _moment(token.last_used_at)),
-    ("expires", lambda token: _moment(token.expires_at)),
+    ("last used", lambda token: clock(token.last_used_at)),
+    ("expires", lambda token: clock(token.expires_at)),
     ("state", lambda token: "revoked" if token.revoked else ""),
 )
-
-
-def _moment(at: datetime | None) -> str:
-    return "" if at is None else moments.clock(at, now())
 
 
 @app.command("create")

@@ -1,9 +1,6 @@
 """`slipway why`: finds the resource of an id and reads its rows; view/why/ explains them."""
 
 import re
-import shutil
-import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
@@ -23,11 +20,10 @@ from slipway_api.http.service import ServiceStatus
 from slipway_client.cli import options
 from slipway_client.cli.commands.workers import DIGITS, NEWEST, found
 from slipway_client.cli.options import AsOutput, api_of, now
-from slipway_client.cli.tables import Output, as_json
+from slipway_client.cli.tables import Output, as_json, filled
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api, path
 from slipway_common.base.revisions import name_of
-from slipway_common.base.sanitize import printable
 
 if TYPE_CHECKING:
     from slipway_client.view.why.explanation import Explanation
@@ -89,10 +85,8 @@ def why(context: typer.Context, subject: Subject, kind: AsKind = None, output: A
         since = explained.since.isoformat() if explained.since else None
         as_json(fields | {"since": since, "sentences": lines})
         return
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
-    for line in map(printable, lines):
-        indent = "    " if line.startswith((" ", "→")) else ""
-        print(textwrap.fill(line, columns, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False))
+    for line in lines:
+        print(filled(line, "    " if line.startswith((" ", "→")) else ""))
 
 
 def explanation(api: Api, subject: str, kind: Kind | None) -> "Explanation":
