@@ -370,7 +370,7 @@ def test_a_start_is_kept_until_it_is_charged(broker: LeaseBroker, environment: d
 def test_a_start_that_no_pool_is_charged_for_stays_on_record(broker: LeaseBroker, environment: dict[str, str]) -> None:
     """Its pool was not declared when the broker was back: it is counted on this host, as one refused at once."""
     state = State(Path(environment["SLIPWAY_STATE_DIR"]), environment["SLIPWAY_LEASE_BROKER_URL"], print)
-    start = Start(request_id="r-0", operation="install", units=1, started_at="2026-01-01T12:00:00+00:00")
+    start = UnleasedStart(request_id="r-0", started_at=datetime(2026, 1, 1, 12, tzinfo=UTC))
     state.spool(Spooled(lease_pool_id="aws-ci", start=start))
     broker.answers[UNLEASED] = [problem(404, "unknown-lease-pool")]
     assert run(environment, "--", "true").returncode == 0

@@ -80,7 +80,7 @@ class UnleasedStarts:
                 self._unaccepted.add(entry.key)
                 if refused.slug not in errors.UNCHARGEABLE_SLUGS:
                     continue  # kept for a process with another token, or until the host's clock is corrected
-                self._state.record_uncharged(replace(entry, start=replace(entry.start, cause=refused.slug)))
+                self._state.record_uncharged(replace(entry, refused=refused.slug))
             self._state.reported(entry)
 
     def _unreported(self) -> list[Spooled]:

@@ -163,12 +163,10 @@ class Api:
         *,
         method: str = "GET",
         body: object = msgspec.UNSET,
-        tag: str = "",
         **parameters: Parameter,
     ) -> Decoded[T]:
-        """The answer to a request, also as it was sent. With the `tag` of a version of the object it is refused with
-        412 if there is another by now."""
-        return self._read(method, type_, service, path, parameters, body, {"If-Match": tag} if tag else {})
+        """The answer to a request, also as it was sent."""
+        return self._read(method, type_, service, path, parameters, body)
 
     def items(
         self, type_: type[T], service: str, path: str, *, limit: int | None = None, **parameters: Parameter
@@ -218,8 +216,12 @@ class Api:
             raise Failed(text)
         return rows, text
 
-    def put(self, type_: type[T], service: str, path: str, body: object, **parameters: Parameter) -> T:
-        return self._read("PUT", type_, service, path, parameters, body).value
+    def put(
+        self, type_: type[T], service: str, path: str, body: object, *, tag: str = "", **parameters: Parameter
+    ) -> T:
+        """Replace an object. With the `tag` of a version of it refused with 412 if there is another by now."""
+        headers = {"If-Match": tag} if tag else {}
+        return self._read("PUT", type_, service, path, parameters, body, headers).value
 
     def put_lines(
         self, type_: type[T], service: str, path: str, body: Callable[[], Iterable[bytes]], **parameters: Parameter

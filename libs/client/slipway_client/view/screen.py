@@ -18,14 +18,11 @@ from slipway_client.view.navigation import START, Navigation, Place
 from slipway_client.view.phrases import PROBING, brief, where
 from slipway_client.view.snapshot import Config, EventLine, LeasePool, Pool, Service, Snapshot, labels, shares
 from slipway_client.view.table import (
-    BAR_LEAST,
-    BAR_MOST,
     NONE,
-    SCALE,
     STATES,
     Cell,
     Column,
-    bar,
+    bars,
     count,
     heading,
     line,
@@ -234,15 +231,7 @@ def _configs(snapshot: Snapshot, listed: Sequence[Config], selected: Place | Non
         Column("NEXT PROBE", [_probe(config, snapshot) for config in shown], short="PROBE", right=True, drop=2),
         Column("WEIGHT", [Cell(_weight(config.weight)) for config in shown], right=True, drop=5),
         Column("SHARE", [Cell(f"{share[config.id]:.0%}") for config in shown], right=True, drop=4),
-        Column(
-            SCALE,
-            [Cell(share[config.id], "green") for config in shown],
-            least=BAR_LEAST,
-            most=BAR_MOST,
-            grows=True,
-            draw=bar,
-            drop=9,
-        ),
+        bars([Cell(share[config.id], "green") for config in shown], drop=9),
         Column("WINDOW", [_window(config) for config in shown], right=True, drop=1),
         numbers("IN FLIGHT", [config.in_flight for config in shown], short="FLIGHT", drop=8),
         numbers("BOOTED", [config.booted for config in shown], drop=7),
@@ -264,19 +253,12 @@ def _lease_pools(
         return _none("LEASE POOL", none, stale, width, rows)
     part = _cut(listed, rows, lambda pool: pool.trouble, selected, "lease-pool")
     shown = part.shown
+    held = [pool.held / pool.units if pool.units else 0.0 for pool in shown]
     columns = [
         _names("LEASE POOL", stale, [(pool.id, pool.trouble) for pool in shown]),
         Column("STATE", [state(pool.state) for pool in shown], drop=5),
         Column("HELD", [Cell(f"{count(pool.held)}/{count(pool.units)}") for pool in shown], right=True, drop=1),
-        Column(
-            SCALE,
-            [Cell(pool.held / pool.units if pool.units else 0.0, STATES[pool.state][1]) for pool in shown],
-            least=BAR_LEAST,
-            most=BAR_MOST,
-            grows=True,
-            draw=bar,
-            drop=6,
-        ),
+        bars([Cell(part, STATES[pool.state][1]) for pool, part in zip(shown, held, strict=True)], drop=6),
         numbers("WAITING", [pool.waiting for pool in shown], drop=2, warn=True),
         numbers("STARTS/MIN", [pool.granted_per_minute for pool in shown], short="/MIN", drop=4),
         Column("ETA", [Cell(_eta(pool)) for pool in shown], right=True, drop=3),

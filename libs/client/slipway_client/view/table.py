@@ -145,6 +145,11 @@ def numbers(title: str, counts: Sequence[int | None], *, short: str = "", drop: 
     return Column(title, cells, short=short, right=True, drop=drop)
 
 
+def bars(fractions: Sequence[Cell], *, drop: int) -> Column:
+    """Bars of one scale, which take the width that nothing else needs."""
+    return Column(SCALE, fractions, drop=drop, least=BAR_LEAST, most=BAR_MOST, grows=True, draw=bar)
+
+
 def state(name: str) -> Cell:
     """A state with its sign."""
     sign, style = STATES.get(name, ("?", "yellow"))

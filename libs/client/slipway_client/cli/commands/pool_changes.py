@@ -324,22 +324,15 @@ def _changed(
 ) -> DeclarationResult:
     """Answer to a change of the declared pool. Others may change it meanwhile: then it is read again. A pool
     that has an owner is in a file, which is out of date by now: this is noted on stderr."""
+    place = path("pools", pool)
     for attempt in range(ATTEMPTS):
-        read = api.read(PoolDetails, "provisioner", path("pools", pool))
+        read = api.read(PoolDetails, "provisioner", place)
         row = read.value
         if row.declared is None:
             raise Failed(f"the declaration of pool {pool} cannot be read: use a token with the scope read:settings")
         wanted = change(row.declared)
         try:
-            answer = api.read(
-                DeclarationResult,
-                "provisioner",
-                path("pools", pool),
-                method="PUT",
-                body=wanted,
-                tag=read.tag,
-                **parameters,
-            ).value
+            answer = api.put(DeclarationResult, "provisioner", place, wanted, tag=read.tag, **parameters)
         except Failed as error:
             if error.status != CHANGED or attempt == ATTEMPTS - 1:
                 raise
