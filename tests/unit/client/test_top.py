@@ -10,13 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
 from slipway_client.cli.watching import Watch, fetcher
 from slipway_common.base.clock import utc_now
+from tests.support import screens
 from tests.support.harness import until
+from tests.support.recorded import LISTED_ALERT
 from tests.support.serving import listening
 
 SLIPWAY = str(Path(sys.executable).with_name("slipway"))
@@ -35,8 +38,9 @@ class Deployment:
     def __init__(self) -> None:
         self.app = FastAPI()
         self.down = ""
-        self.config: dict[str, Any] = {"id": "linux-zone-b", "pool_id": "linux", "weight": 0.9}
-        self.pools: Any = {"items": [{"id": "linux", "mode": "enforce", "pending": 12, "later": "fields"}]}
+        self.config: dict[str, Any] = msgspec.to_builtins(screens.config(id="linux-zone-b", weight=0.9))
+        pool = msgspec.to_builtins(screens.pool(id="linux", mode="enforce", pending=12))
+        self.pools: Any = {"items": [pool | {"later": "fields"}]}
         self.alerts: list[dict[str, Any]] = []
         self.url = ""
 
@@ -47,7 +51,7 @@ class Deployment:
             answers = {
                 "pools": self.pools,
                 "launch-configs": {"items": [self.config]},
-                "lease-pools": {"items": [{"id": "sim-a", "limit": 45}]},
+                "lease-pools": {"items": [msgspec.to_builtins(screens.lease_pool(id="sim-a", limit=45))]},
                 "launch-stops": {"items": []},
                 "alerts": {"items": self.alerts, "next": None},
                 "readyz": {"ready": True, "reasons": []},
@@ -112,7 +116,8 @@ async def test_without_kafka_health_comes_from_answers(deployment: Deployment, w
 
 async def test_open_alerts_come_from_every_service(deployment: Deployment, watch: Watch) -> None:
     """No Kafka is needed; pages come first. An alert that ends is gone."""
-    notice = {"dedup_key": "k/1", "kind": "slow", "severity": "notice", "since": utc_now().isoformat()}
+    given = {"dedup_key": "k/1", "kind": "slow", "severity": "notice", "since": utc_now().isoformat()}
+    notice = LISTED_ALERT | given
     deployment.alerts = [notice, notice | {"dedup_key": "k/2", "severity": "page"}]
     await until(lambda: len(watch.snapshot().alerts) == 2 * len(SERVICES))
     assert [alert.severity for alert in watch.snapshot().alerts] == ["page"] * 3 + ["notice"] * 3

@@ -216,12 +216,12 @@ class Api:
             raise Failed(text)
         return rows, text
 
-    def put(
-        self, type_: type[T], service: str, path: str, body: object, *, tag: str = "", **parameters: Parameter
-    ) -> T:
-        """Replace an object. With the `tag` of a version of it refused with 412 if there is another by now."""
-        headers = {"If-Match": tag} if tag else {}
-        return self._read("PUT", type_, service, path, parameters, body, headers).value
+    def put(self, type_: type[T], service: str, path: str, body: object, **parameters: Parameter) -> T:
+        return self._read("PUT", type_, service, path, parameters, body).value
+
+    def put_tagged(self, type_: type[T], service: str, path: str, body: object, tag: str, **parameters: Parameter) -> T:
+        """Replace the version of an object that has this entity tag; refused with 412 if there is another by now."""
+        return self._read("PUT", type_, service, path, parameters, body, {"If-Match": tag}).value
 
     def put_lines(
         self, type_: type[T], service: str, path: str, body: Callable[[], Iterable[bytes]], **parameters: Parameter

@@ -332,7 +332,7 @@ def _changed(
             raise Failed(f"the declaration of pool {pool} cannot be read: use a token with the scope read:settings")
         wanted = change(row.declared)
         try:
-            answer = api.put(DeclarationResult, "provisioner", place, wanted, tag=read.tag, **parameters)
+            answer = api.put_tagged(DeclarationResult, "provisioner", place, wanted, read.tag, **parameters)
         except Failed as error:
             if error.status != CHANGED or attempt == ATTEMPTS - 1:
                 raise
