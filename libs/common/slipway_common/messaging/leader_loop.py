@@ -36,7 +36,7 @@ RENEW_SECONDS: Final = 2.0
 BID_SECONDS: Final = 1.0
 BROKER_TIMEOUT_SECONDS: Final = 15.0  # a leader without an answer from the broker for this long steps down
 WAIT_SECONDS_MAX: Final = 0.5  # for records when no timer is due; also the longest a stop waits
-TURN_SECONDS: Final = 0.05  # minimum between turns, so that single records are batched
+TURN_SECONDS: Final = 0.02  # minimum between turns, so that single records are batched
 POLL_RECORDS: Final = 40_000  # of a backlog: a turn writes each subject once, so large turns write less
 # The fetcher polls a partition again only after its last request was answered; short waits keep latency low.
 FETCH_WAIT_MS: Final = 50
