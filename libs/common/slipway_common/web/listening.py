@@ -71,16 +71,16 @@ class ListenerSettings(EnvironmentSettings):
 
 
 class Server(uvicorn.Server):
-    """Server whose hand-shakes of TLS have as long as a header."""
+    """Server whose TLS handshakes have as long as a header."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        limit_hand_shakes(asyncio.get_running_loop())
+        limit_handshakes(asyncio.get_running_loop())
         await super().startup(sockets)
 
 
-def limit_hand_shakes(loop: Any) -> None:
-    """Limit the time of hand-shakes with servers of an event loop, which waits a minute for each. Until then a
-    connection is not counted, and not ours to close."""
+def limit_handshakes(loop: Any) -> None:
+    """Limit the time of TLS handshakes with servers of an event loop, which waits a minute for each: uvicorn has no
+    option for it. Until then a connection is not counted, and not ours to close."""
     create = type(loop).create_server
 
     async def create_server(*arguments: Any, ssl: ssl.SSLContext | None = None, **options: Any) -> Any:
