@@ -363,7 +363,7 @@ BEGIN
         RETURN;
     END IF;
     IF keep_plans THEN
-        PERFORM set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true);
+        PERFORM set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true);
     END IF;
     RETURN QUERY SELECT g.topic, g.partition, s.source, s.sequence_number,
         EXISTS (SELECT FROM dead_letter d WHERE d.topic = g.topic)

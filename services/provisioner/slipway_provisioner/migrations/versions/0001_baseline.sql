@@ -813,7 +813,7 @@ BEGIN
         RETURN;
     END IF;
     IF keep_plans THEN
-        PERFORM set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true);
+        PERFORM set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true);
     END IF;
     RETURN QUERY SELECT g.topic, g.partition, s.source, s.sequence_number,
         EXISTS (SELECT FROM dead_letter d WHERE d.topic = g.topic)
@@ -975,7 +975,7 @@ CREATE FUNCTION claim_dirty(
 DECLARE
     claimed text[];
 BEGIN
-    PERFORM set_config('lock_timeout', timeout, true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true);
+    PERFORM set_config('lock_timeout', timeout, true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true);
     claimed := ARRAY(
         SELECT p.id FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id
         WHERE d.due_at <= (SELECT slipway_clock())
@@ -999,7 +999,7 @@ BEGIN
 END $$;
 CREATE FUNCTION lock_calls(batch_ids uuid[], timeout text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
     PERFORM set_config('lock_timeout', coalesce(timeout, current_setting('lock_timeout')), true),
-        set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true);
+        set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true);
     PERFORM FROM launch_batch WHERE id = ANY(batch_ids) AND state = 'calling' ORDER BY id FOR UPDATE;
     PERFORM FROM worker WHERE batch_id = ANY(batch_ids) ORDER BY id FOR UPDATE;
 END $$;
