@@ -28,6 +28,7 @@ POOL: Final = "pool"
 TERMS: Final = BrokerTerms(
     lost_linger_seconds=0,
     waiter_ttl_seconds=0,  # nothing lapses here
+    waiting_requests_max=1,
     slot_expired_state="",
     slot_request_ttl_seconds=0,
     proxy_wait_seconds=0,

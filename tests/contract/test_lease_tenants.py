@@ -131,6 +131,48 @@ async def test_a_caller_makes_a_bounded_number_of_tenants(world: World) -> None:
         assert (await world.replica.acquire(f"again {fields}", **fields)).status_code == 202
 
 
+async def few(world: World, number: int) -> None:
+    """Let so many requests of a token wait."""
+    state = world.replica.app.state
+    terms_ = msgspec.structs.replace(state.admissions.terms, waiting_requests_max=number)
+    state.admissions = msgspec.structs.replace(state.admissions, terms=terms_)
+
+
+async def test_a_caller_has_a_bounded_number_of_requests_that_wait(world: World) -> None:
+    """In one pool, alone and in gangs. A refused one stores nothing and says when to ask again. What waits already may
+    be repeated, and makes room once it is granted or cancelled, or has lapsed; others have room of their own."""
+    here = world.replica
+    await few(world, 3)
+    await world.broker.declare(terms(limit=2), terms("sim-b", limit=2))
+    lease = await held(world, "ben", units=2)
+    gang = {"request_id": "g", "members": [{"pool": "sim-b", "units": 2}, {"pool": "sim-a"}]}
+    more = gang | {"request_id": "more"}
+    for number in range(2):
+        assert (await here.acquire(f"r{number}")).status_code == 202
+    assert (await here.call("POST", "/lease-gangs", gang)).status_code == 202
+    before = await world.rows()
+    for path, body in ((LEASES, {"request_id": "more"}), ("/lease-gangs", more)):
+        refused = await here.call("POST", path, body)
+        assert (refused.status_code, slug(refused)) == (429, "too-many-waiting"), path
+        assert refused.headers["Retry-After"] == "30"
+        assert "3 requests of ann already wait in lease pool sim-a" in refused.json()["detail"]
+    assert await world.rows() == before
+    assert await world.broker.pool.fetchval("SELECT count(*) FROM gangs") == 1
+    assert (await here.acquire("r0")).status_code == 202
+    assert (await here.call("POST", "/lease-gangs", gang)).status_code == 202
+    for by, pool in (("ben", "sim-a"), ("root", "sim-a"), ("ann", "sim-b")):
+        assert (await here.acquire(f"of {by}", pool, by=by)).status_code in (200, 202)
+    await here.call("DELETE", "/lease-pools/sim-a/requests/r1")
+    assert (await here.acquire("r2")).status_code == 202
+    assert slug(await here.acquire("r3")) == "too-many-waiting"
+    await released(world, lease)  # grants r0
+    assert (await here.acquire("r3")).status_code in (200, 202)
+    await world.broker.set_clock(100_001)
+    await world.broker.decide()
+    for number in range(2):
+        assert (await here.acquire(f"late{number}")).status_code in (200, 202)
+
+
 # Throttling
 
 

@@ -54,6 +54,7 @@ NOT_RECEIVING: Final = Receiving(kafka=None, http=None, reads=False)
 TERMS: Final = BrokerTerms(
     lost_linger_seconds=70,
     waiter_ttl_seconds=100_000,  # requests in tests are sent once, then the clock jumps
+    waiting_requests_max=5_000,
     slot_expired_state="dirty",
     slot_request_ttl_seconds=30,
     proxy_wait_seconds=7200,

@@ -19,7 +19,9 @@ INSERT INTO requests (id, lease_pool_id, tenant, operation, requested_units, wai
 SELECT 'refill/waits-' || n, $1, 'bench', 'launch', 1, 1, slipway_clock(), slipway_clock() + interval '1 hour',
     slipway_clock(), slipway_clock(), '/slipway/bench' FROM generate_series(1, $2::integer) AS n"""
 COUNT_WAITING: Final = """
-UPDATE lease_pools SET waiting_units = $2::integer, waiting_requests = $2::integer, dirty = true WHERE id = $1"""
+UPDATE lease_pools SET waiting_units = $2::integer, waiting_requests = $2::integer, dirty = true,
+    waiting_by = jsonb_build_object('/slipway/bench', $2::integer)
+WHERE id = $1"""
 ANALYZE: Final = "ANALYZE leases, requests"
 
 

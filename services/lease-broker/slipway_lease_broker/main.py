@@ -41,6 +41,7 @@ def build(settings: Settings) -> Service:
         terms=BrokerTerms(
             lost_linger_seconds=settings.lost_linger_seconds,
             waiter_ttl_seconds=settings.waiter_ttl_seconds,
+            waiting_requests_max=settings.waiting_requests_max,
             slot_expired_state=settings.boskos_expired_state,
             slot_request_ttl_seconds=settings.boskos_request_ttl_seconds,
             proxy_wait_seconds=settings.boskos_proxy_wait_seconds,

@@ -1,5 +1,9 @@
 """Settings of the lease-broker; read once, in main.py."""
 
+from typing import Annotated
+
+from pydantic import Field
+
 from slipway_common.service import ServiceSettings
 
 
@@ -14,6 +18,10 @@ class Settings(ServiceSettings):
     """Time after which a request that is neither repeated nor polled lapses: it is skipped until it is repeated. The
     default is four re-sends of the provisioner. Shorter skips slow clients; longer grants units to clients that are
     gone."""
+    waiting_requests_max: Annotated[int, Field(gt=0)] = 5_000
+    """Requests of one token that may wait in one lease pool at a time, gangs included. Further ones are answered 429,
+    until some have been granted, cancelled or have lapsed. Lower refuses bursts of honest callers; higher lets one
+    token slow down all decisions of a pool."""
     ended_kept_days: float = 8.0
     """Retention of ended leases and requests, in days. It exceeds the retention of their topics (3 and 7 days), so that
     a repeated request is still recognised."""

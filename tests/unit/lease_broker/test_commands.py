@@ -90,7 +90,7 @@ def after(*commands: LeaseCommand, leases: tuple[Lease, ...] = (), requests: tup
     for held in leases:
         pool = counted(pool, held, 0, held.units if held.ended_at is None else 0)
     for waiting in requests:
-        pool = queued(pool, 0, waiting.waiting_units)
+        pool = queued(pool, waiting, 0, waiting.waiting_units)
     ledger = Ledger([pool], leases, requests)
     for command in commands:
         apply_command(ledger, command, NOW, Sender())

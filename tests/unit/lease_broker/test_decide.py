@@ -97,7 +97,7 @@ def pool_of(leases: Sequence[Lease], waiters: Sequence[Request], limit: int = 5,
     for held in leases:
         pool = counted(pool, held, 0, held.units)
     for waiting in waiters:
-        pool = queued(pool, 0, waiting.waiting_units)
+        pool = queued(pool, waiting, 0, waiting.waiting_units)
     return pool
 
 

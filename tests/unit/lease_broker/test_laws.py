@@ -1,5 +1,6 @@
 """Invariants of admission on long random histories of one lease pool, with every kind of request and policy."""
 
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
@@ -269,12 +270,13 @@ class Admissions(RuleBasedStateMachine):
         counting = [lease for lease in self.leases.values() if lease.ended_at is None]
         for lease in counting:
             held[lease.operation] = held.get(lease.operation, 0) + lease.cost
-        waiting = [request.waiting_units for request in self.requests.values() if request.waiting_units]
+        waiting = [request for request in self.requests.values() if request.waiting_units]
         rows = Counted(
             held={name: cost for name, cost in held.items() if cost},
             held_units=sum(lease.units for lease in counting),
-            waiting_units=sum(waiting),
+            waiting_units=sum(request.waiting_units for request in waiting),
             waiting_requests=len(waiting),
+            waiting_by=dict(Counter(request.owner for request in waiting if not request.over_kafka)),
         )
         assert repaired(self.pool, rows, self.now) == (self.pool, None)
 

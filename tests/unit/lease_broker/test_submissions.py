@@ -124,8 +124,8 @@ def again(**changes: Any) -> LeaseRequested:
     return msgspec.structs.replace(AGAIN, **changes)
 
 
-def cancel() -> LeaseCancelRequested:
-    return LeaseCancelRequested(lease_pool_id="p", request_id="r", units=1, reason="demand fell")
+def cancel(request_id: str = "r") -> LeaseCancelRequested:
+    return LeaseCancelRequested(lease_pool_id="p", request_id=request_id, units=1, reason="demand fell")
 
 
 def release(token: int = 1, **changes: Any) -> LeaseReleaseRequested:
@@ -151,7 +151,7 @@ def ledger_of(*rows: Lease | Request, pool: LeasePool = POOL) -> Ledger:
     for each in leases:
         pool = counted(pool, each, 0, each.units if each.live else 0)
     for waiting in requests:
-        pool = queued(pool, 0, waiting.waiting_units)
+        pool = queued(pool, waiting, 0, waiting.waiting_units)
     return Ledger([pool], leases, requests)
 
 
@@ -284,7 +284,7 @@ def test_a_command_is_refused_for_one_cause_and_changes_nothing(
 
 def test_every_kind_of_refusal_has_a_case() -> None:
     """But for those that need a pool of its own; see below."""
-    of_pools = {Kind.UNKNOWN_LEASE_POOL, Kind.TOO_MANY_TENANTS}
+    of_pools = {Kind.UNKNOWN_LEASE_POOL, Kind.TOO_MANY_TENANTS, Kind.TOO_MANY_WAITING}
     assert {kind for *_, kind, _ in REFUSED if kind is not None} == set(Kind) - of_pools
 
 
@@ -320,6 +320,43 @@ def test_a_token_names_so_many_tenants_and_no_more(
         assert isinstance(outcome, Refusal if refused and named == TENANTS_MAX else Answer)
         if isinstance(outcome, Refusal):
             assert outcome.kind is Kind.TOO_MANY_TENANTS
+
+
+#   request, number that waits, sender → refused
+WAITING_MAX: Final = [
+    ("new", 2, {}, False),
+    ("new", 3, {}, True),
+    ("new", 3, {"name": "ben"}, False),
+    ("new", 3, {"over_kafka": True, "waiting_max": None}, False),
+    ("r", 3, {}, False),  # it waits already
+]
+
+
+@pytest.mark.parametrize(("request_id", "number", "sender", "refused"), WAITING_MAX)
+def test_so_many_requests_of_a_token_wait_and_no_more(
+    request_id: str, number: int, sender: dict[str, Any], refused: bool
+) -> None:
+    """In one pool. A refused one changes nothing, and says when to ask again; one that repeats a known id is none
+    more."""
+    waiting = [asked(), *(msgspec.structs.replace(asked(), id=f"r{n}") for n in range(number - 1))]
+    ledger = ledger_of(*waiting)
+    assert ledger.pools["p"].waiting_by == {"ann": number}
+    outcome = submitted(ledger, again(request_id=request_id), **({"waiting_max": 3} | sender))
+    assert isinstance(outcome, Refusal if refused else Answer)
+    if isinstance(outcome, Refusal):
+        assert (outcome.kind, outcome.facts) == (Kind.TOO_MANY_WAITING, {"retry_after_seconds": 30})
+        assert "3 requests of ann already wait in lease pool p" in outcome.detail
+        assert (ledger.changed_requests, ledger.dirty) == ({}, set())
+
+
+def test_requests_of_one_batch_count() -> None:
+    """The last of them is refused, and one that is cancelled makes room."""
+    ledger, sender = ledger_of(), Sender(name="ann", waiting_max=2)
+    first, second, third = (again(request_id=name) for name in "abc")
+    commands: list[LeaseCommand] = [first, second, third, cancel("a"), third]
+    exchanges = record([Submission(command=command, sender=sender) for command in commands], ledger, NOW)
+    assert [isinstance(outcome, Answer) for _, outcome in exchanges] == [True, True, False, True, True]
+    assert ledger.pools["p"].waiting_by == {"ann": 2}
 
 
 #        rows, command, options, units released and cancelled, units and state of its lease afterwards

@@ -171,17 +171,18 @@ def _request(
         holder = sender.holder or known.holder
         ledger.put_request(msgspec.structs.replace(known, last_requested_at=now, lapsed=False, holder=holder))
         if known.lapsed:
-            ledger.pools[pool.id] = queued(pool, 0, known.waiting_units)
+            ledger.pools[pool.id] = queued(pool, known, 0, known.waiting_units)
             ledger.dirty.add(pool.id)
         return
     since = _replace(ledger, pool, command, command.replaces, now, sender.name) if command.replaces is not None else now
     if command.group is not None:
         since = max(since, _join(ledger, pool, command.group, now, sender))
-    ledger.put_request(new(command, since=since))
+    added = new(command, since=since)
+    ledger.put_request(added)
     if command.tenant != sender.name and not sender.over_kafka and (pool.id, command.tenant) not in ledger.tenants:
         ledger.put_tenant(Tenant(lease_pool_id=pool.id, tenant=command.tenant, owner=sender.name))
         ledger.tenants_by[pool.id, sender.name] = ledger.tenants_by.get((pool.id, sender.name), 0) + 1
-    ledger.pools[pool.id] = queued(ledger.pools[pool.id], 0, command.units)
+    ledger.pools[pool.id] = queued(ledger.pools[pool.id], added, 0, command.units)
     ledger.dirty.add(pool.id)
 
 
@@ -254,7 +255,7 @@ def _cancel(ledger: Ledger, pool: LeasePool, command: LeaseCancelRequested, now:
         return
     after = msgspec.structs.replace(request, waiting_units=max(0, request.waiting_units - command.units))
     ledger.put_request(after)
-    ledger.pools[pool.id] = queued(pool, request.counted_units, after.counted_units)
+    ledger.pools[pool.id] = queued(pool, request, request.counted_units, after.counted_units)
     ledger.dirty.add(pool.id)
     units = request.waiting_units - after.waiting_units
     ledger.add_history(pool, "cancelled", command.reason, now, sender.name, request_id=request.id, units=units)

@@ -81,7 +81,7 @@ def decide(
     pool = accrue_idle(pool, now)
     pool, ended, postponed = _apply_deadlines(pool, situation, now, terms.lost_linger_seconds)
     for request in situation.lapsed:
-        pool = queued(pool, request.waiting_units, 0)
+        pool = queued(pool, request, request.waiting_units, 0)
     pool, adapted_reason = limits.adapted(pool, now)
     pool, alert = limits.aged(pool, now)
     pool, excess_alert = unleased.announced(pool, now)
@@ -94,10 +94,11 @@ def decide(
     ]
     rows = {request.id: request for request in (*situation.unannounced, *situation.waiters)}
     before = dict(rows)
+    groups_before = {group.name: group for group in situation.groups}
     for grant, lease in zip(admission.grants, granted, strict=True):
         row = rows[grant.request.id]
         rows[row.id] = msgspec.structs.replace(row, waiting_units=row.waiting_units - grant.units)
-        pool = queued(counted(pool, lease, 0, lease.units), row.waiting_units, rows[row.id].waiting_units)
+        pool = queued(counted(pool, lease, 0, lease.units), row, row.waiting_units, rows[row.id].waiting_units)
     announced = [rows[request.id] for request in situation.unannounced if rows[request.id].waiting_units]
     rows |= {request.id: msgspec.structs.replace(request, queued_at=now) for request in announced}
 
@@ -146,7 +147,7 @@ def decide(
         requests=tuple(row for name, row in rows.items() if row is not before[name]),
         awaited=frozenset(grant.request.id for grant in admission.grants if grant.request.queued_at is not None),
         tenants=_served(pool.id, situation.tenants, admission.finish),
-        groups=tuple(group for group in admission.groups.values() if group not in situation.groups),
+        groups=tuple(group for group in admission.groups.values() if group is not groups_before[group.name]),
         history=(*history, *(received_entry(lease) for lease in granted if lease.state is State.CONFIRMED)),
         waiting=admission.waiting,
         gangs=tuple(admission.gangs),

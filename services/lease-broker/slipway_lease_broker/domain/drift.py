@@ -8,7 +8,7 @@ import msgspec
 
 from slipway_lease_broker.domain.ledger import Entry, LeasePool
 
-COUNTERS: Final = ("held", "held_units", "waiting_units", "waiting_requests")
+COUNTERS: Final = ("held", "held_units", "waiting_units", "waiting_requests", "waiting_by")
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +18,7 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
     held_units: int
     waiting_units: int
     waiting_requests: int
+    waiting_by: dict[str, int]
 
 
 def repaired(pool: LeasePool, counted: Counted, now: datetime) -> tuple[LeasePool, Entry | None]:

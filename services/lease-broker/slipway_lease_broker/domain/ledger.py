@@ -82,6 +82,7 @@ class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
     held_units: int = 0
     waiting_units: int = 0
     waiting_requests: int = 0
+    waiting_by: dict[str, int] = {}  # token → its requests that wait, without those over Kafka
     counted_at: datetime | None = None  # idle units are accrued up to this time
     idle_unit_seconds: float = 0.0  # since the last decision, while requests waited
     last_granted_at: datetime | None = None
@@ -416,12 +417,19 @@ def counted(pool: LeasePool, lease: Lease, before: int, after: int) -> LeasePool
     return msgspec.structs.replace(pool, held=held, held_units=pool.held_units + units)
 
 
-def queued(pool: LeasePool, before: int, after: int) -> LeasePool:
+def queued(pool: LeasePool, request: Request, before: int, after: int) -> LeasePool:
     """The pool after the counted units of a request went from `before` to `after`."""
+    more = (after > 0) - (before > 0)
+    waiting_by = pool.waiting_by
+    if more and not request.over_kafka:
+        waiting_by = {**waiting_by, request.owner: waiting_by.get(request.owner, 0) + more}
+        if waiting_by[request.owner] == 0:
+            del waiting_by[request.owner]
     return msgspec.structs.replace(
         pool,
         waiting_units=pool.waiting_units + after - before,
-        waiting_requests=pool.waiting_requests + (after > 0) - (before > 0),
+        waiting_requests=pool.waiting_requests + more,
+        waiting_by=waiting_by,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -17,6 +17,7 @@ from slipway_lease_broker.domain.text import quantity
 
 # Reasons why a lease ends without a release by its holder.
 INVOLUNTARY = frozenset({"hold", "no-progress", "replaced"})
+WAITING_RETRY_SECONDS: Final = 30  # the requests that wait are for leases, which take minutes
 
 
 class Kind(StrEnum):
@@ -26,6 +27,7 @@ class Kind(StrEnum):
     REQUEST_CONFLICT = "request-conflict"
     TOO_MANY_UNITS = "too-many-units"
     TOO_MANY_TENANTS = "too-many-tenants"
+    TOO_MANY_WAITING = "too-many-waiting"
     LEASE_ENDED = "lease-ended"
     WRONG_OWNER = "wrong-owner"
     REQUEST_IN_USE = "request-in-use"  # by another process
@@ -64,6 +66,14 @@ def too_many_units(command: LeaseRequested, never: Verdict) -> Refusal:
 def too_many_tenants(caller: str) -> Refusal:
     detail = f"{caller} already requests leases for as many tenants as one token may; wait until those of some end"
     return Refusal(Kind.TOO_MANY_TENANTS, detail)
+
+
+def too_many_waiting(lease_pool_id: str, caller: str, waiting_max: int) -> Refusal:
+    detail = (
+        f"{quantity(waiting_max, 'request')} of {caller} already wait in lease pool {lease_pool_id}, and no more may; "
+        f"nothing was stored: ask again in {WAITING_RETRY_SECONDS} s, or cancel requests that nobody waits for"
+    )
+    return Refusal(Kind.TOO_MANY_WAITING, detail, {"retry_after_seconds": WAITING_RETRY_SECONDS})
 
 
 def request_conflict(detail: str, **facts: Any) -> Refusal:

@@ -12,3 +12,4 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True):
     holder: str = ""  # name that the process gave itself; empty for none
     adapter: bool = False  # it reports what the provider itself answered
     join: bool = False  # the process holds a lease together with its present holders
+    waiting_max: int | None = None  # requests of the token that may wait in one lease pool; None: any number

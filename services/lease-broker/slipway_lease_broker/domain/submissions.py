@@ -44,6 +44,7 @@ from slipway_lease_broker.domain.refusals import (
     request_in_use,
     too_many_tenants,
     too_many_units,
+    too_many_waiting,
     unknown_lease_pool,
     unknown_request,
     wrong_owner,
@@ -147,8 +148,8 @@ def _refused_cancel(
 
 
 def _refused_new(submission: Submission, command: LeaseRequested, ledger: Ledger, now: datetime) -> Refusal | None:
-    """Refusal of a new request: its pool is archived, can never grant it, or the lease that it replaces, or that its id
-    stands for, belongs to another caller."""
+    """Refusal of a new request: its pool is archived, or can never grant it; the lease that it replaces, or that its id
+    stands for, belongs to another caller; or its sender has used up what it may create."""
     pool = ledger.pools[command.lease_pool_id]
     if pool.archived:  # the request would wait forever
         return unknown_lease_pool(command.lease_pool_id)
@@ -162,6 +163,9 @@ def _refused_new(submission: Submission, command: LeaseRequested, ledger: Ledger
     is_named = names_tenant(submission) and key not in ledger.tenants
     if is_named and ledger.tenants_by.get(owner, 0) >= TENANTS_MAX:
         return too_many_tenants(submission.sender.name)
+    waiting_max = submission.sender.waiting_max
+    if waiting_max is not None and pool.waiting_by.get(submission.sender.name, 0) >= waiting_max:
+        return too_many_waiting(pool.id, submission.sender.name, waiting_max)
     if (replaced := command.replaces) is None:
         return None
     # Not as an admin: the new request inherits the age of its own owner's lease.

@@ -13,6 +13,7 @@ class BrokerTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     lost_linger_seconds: float
     waiter_ttl_seconds: float
+    waiting_requests_max: int
     slot_expired_state: str
     slot_request_ttl_seconds: float
     proxy_wait_seconds: float

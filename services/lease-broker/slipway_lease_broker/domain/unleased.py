@@ -124,7 +124,7 @@ def charge(
     if request is None:
         request = request_of(pool, start, now, sender)
     elif request.waiting_units:
-        pool = queued(pool, request.counted_units, 0)
+        pool = queued(pool, request, request.counted_units, 0)
     ledger.put_request(msgspec.structs.replace(request, waiting_units=0))
     lease = lease_of(pool, request, start, now, lease_id=lease_id, hold_until=hold_until)
     uncounted_units = start.units - allowance.counted(start, lease.weight, known_units=known_units)

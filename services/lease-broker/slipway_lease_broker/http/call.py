@@ -45,7 +45,14 @@ class Call(msgspec.Struct, frozen=True):
         the provider itself answered."""
         if self.bound is not None:
             holder, join = self.bound.holder, False
-        return Sender(name=self.name, admin=self.admin, adapter=adapter, holder=holder, join=join)
+        return Sender(
+            name=self.name,
+            admin=self.admin,
+            adapter=adapter,
+            holder=holder,
+            join=join,
+            waiting_max=self.admissions.terms.waiting_requests_max,
+        )
 
     def tenant(self, wanted: str | None) -> str:
         """The tenant of a request: see Caller.tenant. A token that is bound to a lease has that of the lease."""

@@ -14,6 +14,7 @@ ANSWERS: Final = {
     Kind.REQUEST_CONFLICT: (409, "Request id already used"),
     Kind.TOO_MANY_UNITS: (422, "More units requested than can ever be granted"),
     Kind.TOO_MANY_TENANTS: (403, "Too many tenants of one token"),
+    Kind.TOO_MANY_WAITING: (429, "Too many waiting requests of one token"),
     Kind.LEASE_ENDED: (410, "The lease has ended"),
     Kind.WRONG_OWNER: (403, "Owned by another token"),
     Kind.REQUEST_IN_USE: (409, "Request id in use by another process"),

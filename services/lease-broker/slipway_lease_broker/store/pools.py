@@ -126,9 +126,11 @@ WITH held AS (SELECT operation, greatest(units - uncounted_units, 0) AS units, w
 SELECT coalesce((SELECT jsonb_object_agg(operation, cost) FROM (SELECT operation, sum(units * weight) AS cost
     FROM held GROUP BY operation HAVING sum(units * weight) > 0) AS costs), '{{}}') AS held,
     (SELECT coalesce(sum(units), 0) FROM held) AS held_units,
-    waiting_units, waiting_requests
-FROM (SELECT coalesce(sum(waiting_units), 0) AS waiting_units, count(*) AS waiting_requests FROM requests
-    WHERE lease_pool_id = $1 AND {condition(WAITING)}) AS queue"""
+    waiting_units, waiting_requests, waiting_by
+FROM (SELECT coalesce(sum(units), 0)::bigint AS waiting_units, coalesce(sum(requests), 0)::bigint AS waiting_requests,
+        coalesce(jsonb_object_agg(owner, requests) FILTER (WHERE NOT over_kafka), '{{}}') AS waiting_by
+    FROM (SELECT owner, over_kafka, sum(waiting_units) AS units, count(*) AS requests FROM requests
+        WHERE lease_pool_id = $1 AND {condition(WAITING)} GROUP BY owner, over_kafka) AS of_owner) AS queue"""
 VERIFY: Final = Statement(
     update(lease_pool)
     .where(ONE)

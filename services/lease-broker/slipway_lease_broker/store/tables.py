@@ -86,6 +86,7 @@ lease_pool = Table(
     required("held_units", BigInteger, default=ZERO),  # units of counted leases
     required("waiting_units", BigInteger, default=ZERO),
     required("waiting_requests", Integer, default=ZERO),
+    required("waiting_by", JSONB, default="{}"),  # token → its requests that wait, without those over Kafka
     Column("counted_at", TIME),  # idle units are accrued up to this time
     required("idle_unit_seconds", Double, default=ZERO),  # since the last decision, while requests waited
     Column("last_granted_at", TIME),

@@ -172,6 +172,7 @@ CREATE TABLE lease_pools (
     held_units BIGINT DEFAULT 0 NOT NULL,
     waiting_units BIGINT DEFAULT 0 NOT NULL,
     waiting_requests INTEGER DEFAULT 0 NOT NULL,
+    waiting_by JSONB DEFAULT '{}' NOT NULL,
     counted_at TIMESTAMP WITH TIME ZONE,
     idle_unit_seconds DOUBLE PRECISION DEFAULT 0 NOT NULL,
     last_granted_at TIMESTAMP WITH TIME ZONE,
