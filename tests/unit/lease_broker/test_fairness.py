@@ -1,15 +1,18 @@
 """Fair sharing: examples, and the shares that result from any order of arrival."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_lease_broker.domain.fairness import LEVEL_MAX, Head, Shares, charged, level, next_head
+from slipway_lease_broker.domain.fairness import LEVEL_MAX, Contest, Shares, charged, level
+from slipway_lease_broker.domain.ledger import Request
+from tests.support.lease_rows import REQUEST
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 AGEING = 300.0
@@ -41,8 +44,13 @@ def test_nobody_starves(priority: int, ageing: float) -> None:
     assert level(priority, (LEVEL_MAX - priority + 1e-6) * ageing, ageing) == LEVEL_MAX
 
 
-def head(tenant: str, priority: int = 0, waited: float = 0, place: int = 0) -> Head:
-    return Head(tenant=tenant, priority=priority, requested_at=NOW - timedelta(seconds=waited), place=place)
+def head(tenant: str, priority: int = 0, waited: float = 0, place: int = 0) -> Request:
+    since = NOW - timedelta(seconds=waited)
+    return msgspec.structs.replace(REQUEST, tenant=tenant, priority=priority, since=since, place=place)
+
+
+def next_head(heads: Iterable[Request], shares: Shares) -> Request | None:
+    return Contest(heads, shares, NOW, AGEING).pop()
 
 
 #   heads, finish of tenants, next head
@@ -70,22 +78,22 @@ NEXT = [
 
 
 @pytest.mark.parametrize(("heads", "finish", "expected"), NEXT)
-def test_next(heads: list[Head], finish: dict[str, float], expected: str | None) -> None:
+def test_next(heads: list[Request], finish: dict[str, float], expected: str | None) -> None:
     """One case per line; the order in which heads are given never matters."""
     for given_heads in (heads, heads[::-1]):
-        found = next_head(given_heads, Shares(0, finish), NOW, AGEING)
-        name = None if found is None else f"{found.tenant}{(NOW - found.requested_at).total_seconds():g}"
+        found = next_head(given_heads, Shares(0, finish))
+        name = None if found is None else f"{found.tenant}{(NOW - found.since).total_seconds():g}"
         assert name == expected
 
 
-def by_the_rule(heads: Sequence[Head], shares: Shares) -> Head | None:
-    """The next head as `next_head` describes it, computed from each head alone."""
-    levels = {one: level(one.priority, (NOW - one.requested_at).total_seconds(), AGEING) for one in heads}
+def by_the_rule(heads: Sequence[Request], shares: Shares) -> Request | None:
+    """The next head as Contest describes it, computed from each head alone."""
+    levels = {one: level(one.priority, (NOW - one.since).total_seconds(), AGEING) for one in heads}
     top = max(levels.values(), default=0)
     least = min((one.priority for one in heads if levels[one] == top), default=0)
     return min(
         (one for one in heads if one.priority >= least),
-        key=lambda one: (shares.start(one.tenant), -levels[one], one.requested_at, one.place),
+        key=lambda one: (shares.start(one.tenant), -levels[one], one.since, one.place),
         default=None,
     )
 
@@ -100,10 +108,19 @@ waiting = st.lists(
 def test_next_head_follows_the_rule(
     waiting: list[tuple[str, int, float]], finish: dict[str, int], virtual_time: int
 ) -> None:
-    """However few heads it examines."""
+    """For each head in turn, also if one is added after the first."""
     heads = [head(*one, place=place) for place, one in enumerate(waiting)]
     shares = Shares(float(virtual_time), {tenant: float(at) for tenant, at in finish.items()})
-    assert next_head(heads, shares, NOW, AGEING) == by_the_rule(heads, shares)
+    contest = Contest(heads[1:], shares, NOW, AGEING)
+    left = heads[1:]
+    while left or heads:
+        expected = by_the_rule(left, shares)
+        assert contest.pop() == expected
+        left = [one for one in left if one is not expected]
+        if heads[:1]:
+            contest.add(heads[0])
+            left, heads = [*left, heads[0]], []
+    assert contest.pop() is None
 
 
 def serve(
@@ -117,7 +134,7 @@ def serve(
     shares, left, order = shares or Shares(), dict(waiting), []
     for number in range(grants):
         heads = [head(name, waited=left[name] * 40.0) for name in left if left[name]]
-        if (found := next_head(heads, shares, NOW, AGEING)) is None:
+        if (found := next_head(heads, shares)) is None:
             break
         left[found.tenant] -= 1
         shares = charged(shares, found.tenant, costs[number % len(costs)], weights)

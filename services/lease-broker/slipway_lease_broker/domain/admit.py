@@ -15,13 +15,14 @@ for how long. In a drained or archived pool nothing starts, whatever its mode.
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from heapq import heappop, heappush
 from typing import Final
 
 import msgspec
 
 from slipway_lease_broker.domain import fairness
 from slipway_lease_broker.domain.eta import eta_seconds
-from slipway_lease_broker.domain.fairness import Head, Shares
+from slipway_lease_broker.domain.fairness import Contest, Shares
 from slipway_lease_broker.domain.ledger import LeasePool, Request
 from slipway_lease_broker.domain.limits import Limit
 from slipway_lease_broker.domain.paces import Paces
@@ -82,12 +83,15 @@ class Admission:
             queue for queue, requests in self._queues.items() if len(requests) >= deeper.get(queue, situation.per_queue)
         }
         self._started: set[Queue] = set()  # with at least one grant
-        # Some requests may go before all others: their operation has weight 0 or a maximum wait.
-        self._has_express = bool(self._overdue_times) or any(one.weight == 0 for one in pool.policy.operations.values())
+        # Heads that go before all others: 0 for an operation of weight 0, 1 for one past its maximum wait; by arrival.
+        self._express: list[tuple[int, datetime, int, Queue]] = []
+        self._contest: Contest | None = None  # of the other heads; None: it is to be formed anew
         self._reserved_for_gangs = 0  # units of gangs at their turn
         self._short_operations: set[str] = set()  # operations whose first request lacks units
         self._early_paces: set[str] = set()  # paces whose first request is too early
         self._stopped = False  # nothing that counts against the limit may start
+        for queue in self._queues:
+            self._contend(queue)
 
     def run(self) -> "Admission":
         while (request := self._next()) is not None:
@@ -99,7 +103,10 @@ class Admission:
                 self._grant(Grant(request, request.waiting_units, verdict.reason, spared))
             else:
                 self._defer(request, verdict)
-            if not self._queues.get(request.queue, True):
+            queue = self._queues.get(request.queue)
+            if queue and queue[-1] is not request:
+                self._contend(request.queue)
+            elif queue == []:
                 del self._queues[request.queue]
                 if request.queue in self._cut and request.queue in self._started:
                     self.complete = False
@@ -114,27 +121,35 @@ class Admission:
 
     # Order of requests
 
+    def _contend(self, queue: Queue) -> None:
+        """Let the head of a queue contend."""
+        head = self._queues[queue][-1]
+        is_free = self._weight(head) == 0
+        if is_free or self._is_overdue(head):
+            heappush(self._express, (0 if is_free else 1, *_arrival(head), queue))
+        elif self._contest is not None:
+            self._contest.add(head)
+
     def _next(self) -> Request | None:
-        heads = [requests[-1] for requests in self._queues.values()]
-        if not heads:
-            return None
-        if self._has_express:
-            free = [head for head in heads if self._weight(head) == 0]
-            if overdue := free or [head for head in heads if self._is_overdue(head)]:
-                return min(overdue, key=_arrival)
+        """The next head. It contends no longer."""
+        if self._express:
+            *_, queue = heappop(self._express)
+            return self._queues[queue][-1]
         if self._stopped:
             return None
+        if self._contest is None:
+            heads = self._contending()
+            if len(self._queues) < 2:
+                return heads[0] if heads else None
+            self._contest = Contest(heads, self.shares, self.now, self.pool.policy.ageing_seconds)
+        return self._contest.pop()
+
+    def _contending(self) -> list[Request]:
+        """The heads that have not been put off with their operation."""
+        heads = [requests[-1] for requests in self._queues.values()]
         if self._short_operations:  # nothing is left but what is reserved: no other needs a look
             heads = [head for head in heads if self.pool.policy.operation(head.operation).reserved_units]
-        heads = [head for head in heads if not self._waits(head.operation)]
-        if len(heads) < 2:
-            return heads[0] if heads else None
-        of = {
-            Head(tenant=head.tenant, priority=head.priority, requested_at=head.since, place=head.place): head
-            for head in heads
-        }
-        first = fairness.next_head(of, self.shares, self.now, self.pool.policy.ageing_seconds)
-        return None if first is None else of[first]
+        return [head for head in heads if not self._waits(head.operation)]
 
     def _waits(self, operation: str) -> bool:
         """True if an earlier request of the operation lacks units, or one that shares its pace is too early."""
@@ -223,6 +238,7 @@ class Admission:
         cost = grant.units * weight
         self.grants.append(grant)
         self._started.add(request.queue)
+        self._contest = None  # the shares change
         left = request.waiting_units - grant.units
         queue = self._queues[request.queue]
         if left:
@@ -249,8 +265,10 @@ class Admission:
                 del self._queues[request.queue]
             case Blocks.LATER:
                 self._short_operations.add(request.operation)
+                self._contest = None
             case Blocks.OPERATION:
                 self._early_paces.add(self.paces.key(request.operation))
+                self._contest = None
             case Blocks.ALL:
                 self._stopped = True
             case Blocks.UNITS:

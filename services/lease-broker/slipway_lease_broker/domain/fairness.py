@@ -14,12 +14,15 @@ higher priorities. It gives no precedence over later requests of the same priori
 would be served before the first request of all other tenants.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from operator import attrgetter
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 import msgspec
+
+from slipway_lease_broker.domain.ledger import Request
 
 LEVEL_MAX: Final = 9
 
@@ -35,60 +38,77 @@ class Shares(msgspec.Struct, frozen=True):
         return max(self.virtual_time, self.finish.get(tenant, 0.0))
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The first waiting request of one tenant at one priority. `place` orders requests made at the same time."""
-
-    tenant: str
-    priority: int
-    requested_at: datetime  # less its age credit
-    place: int
-
-
-_arrival: Callable[[Head], tuple[datetime, int]] = attrgetter("requested_at", "place")
-
-
 def level(priority: int, waited_seconds: float, ageing_seconds: float) -> int:
     """The level after ageing, 0 to 9. The highest is reached after (9 − priority) × ageing_seconds at the latest."""
     return min(LEVEL_MAX, priority + int(max(0.0, waited_seconds) // ageing_seconds))
 
 
-def next_head(heads: Iterable[Head], shares: Shares, now: datetime, ageing_seconds: float) -> Head | None:
-    """The request that is served next; None when none waits.
+class Contest:
+    """Heads of queues, of which the one that is served next is found, as long as the shares stay as they are.
 
     Requests at the highest level contend, and with them all requests whose priority is at least that of one of these:
     they would be at the same level had they waited as long. Among them the tenant with the earliest virtual start is
     served; of one tenant the highest level, then the oldest request.
 
-    Called for each grant, with all heads. Within one priority the level depends on the age only, so that it is computed
-    for the oldest request of each priority.
+    Finding one takes hardly longer with more heads, so that a round over many heads that may not start stays short.
+    Within one priority the level depends on the age only, so that it is computed for the oldest request of each.
     """
-    contending = list(heads)
-    if len(eldest := _eldest(contending)) > 1:
-        levels = {head.priority: _level(head, now, ageing_seconds) for head in eldest}
+
+    def __init__(self, heads: Iterable[Request], shares: Shares, now: datetime, ageing_seconds: float) -> None:
+        self._shares = shares
+        self._now = now
+        self._ageing_seconds = ageing_seconds
+        self._heads: dict[int, Request] = {}  # by number, without those that were popped
+        # Heaps of each priority: by age, from which popped heads are removed late, and by virtual start, then age.
+        self._by_age: dict[int, list[tuple[datetime, int, int]]] = {}
+        self._by_start: dict[int, list[tuple[float, datetime, int, int]]] = {}
+        self._numbers = itertools.count()
+        for head in heads:
+            age, start = self._entered(head)
+            self._by_age[head.priority].append(age)
+            self._by_start[head.priority].append(start)
+        for by_age in self._by_age.values():
+            heapify(by_age)
+        for by_start in self._by_start.values():
+            heapify(by_start)
+
+    def add(self, head: Request) -> None:
+        age, start = self._entered(head)
+        heappush(self._by_age[head.priority], age)
+        heappush(self._by_start[head.priority], start)
+
+    def _entered(self, head: Request) -> tuple[tuple[datetime, int, int], tuple[float, datetime, int, int]]:
+        """Number a head; returns its places by age and by virtual start."""
+        number, priority = next(self._numbers), head.priority
+        self._heads[number] = head
+        if priority not in self._by_age:
+            self._by_age[priority], self._by_start[priority] = [], []
+        since, place = head.since, head.place
+        return (since, place, number), (self._shares.start(head.tenant), since, place, number)
+
+    def pop(self) -> Request | None:
+        """Remove the head that is served next, and return it; None if there is none."""
+        levels: dict[int, int] = {}
+        for priority, by_age in self._by_age.items():
+            while by_age and by_age[0][-1] not in self._heads:
+                heappop(by_age)
+            if by_age:
+                levels[priority] = self._level(priority, by_age[0][0])
+        if not levels:
+            return None
         top = max(levels.values())
         least = min(priority for priority, reached in levels.items() if reached == top)
-        contending = [head for head in contending if head.priority >= least]
-    ahead = {tenant for tenant, finish in shares.finish.items() if finish > shares.virtual_time}
-    if first := [head for head in contending if head.tenant not in ahead]:
-        contending = first
-    elif contending:
-        start = min(shares.start(head.tenant) for head in contending)
-        contending = [head for head in contending if shares.start(head.tenant) == start]
-    return min(
-        _eldest(contending), key=lambda head: (-_level(head, now, ageing_seconds), *_arrival(head)), default=None
-    )
+        *_, first = min(
+            (start, -self._level(priority, since), since, place, priority)
+            for priority in levels
+            if priority >= least
+            for start, since, place, _ in self._by_start[priority][:1]
+        )
+        *_, number = heappop(self._by_start[first])
+        return self._heads.pop(number)
 
-
-def _eldest(heads: Sequence[Head]) -> list[Head]:
-    """The oldest head of each priority."""
-    priorities = {head.priority for head in heads}
-    if len(priorities) == 1:
-        return [min(heads, key=_arrival)]
-    return [min((head for head in heads if head.priority == one), key=_arrival) for one in priorities]
-
-
-def _level(head: Head, now: datetime, ageing_seconds: float) -> int:
-    return level(head.priority, (now - head.requested_at).total_seconds(), ageing_seconds)
+    def _level(self, priority: int, since: datetime) -> int:
+        return level(priority, (self._now - since).total_seconds(), self._ageing_seconds)
 
 
 def charged(shares: Shares, tenant: str, cost: float, weights: Mapping[str, float]) -> Shares:
