@@ -1,6 +1,7 @@
 """Holders of a lease over HTTP: one request id used by several processes, and tokens bound to a lease."""
 
 import asyncio
+import json
 from typing import Any, Final
 
 import pytest
@@ -211,6 +212,41 @@ async def test_a_token_bound_to_a_lease(world: World) -> None:
     assert (await call("POST", f"{path}/renew", token)).status_code == 410
     await world.broker.set_clock(90_000)
     assert slug(await call("POST", f"{path}/release", token)) == "unknown-token"
+
+
+#   what became of the token of its owner → refusal of a repeated request
+NO_LONGER_VALID: Final = [
+    ("revoked", "owner-revoked"),
+    ({"expires_at": "2020-01-01T00:00:00Z"}, "owner-revoked"),
+    (None, "owner-revoked"),  # removed
+    ({"scopes": ["read"]}, "scope-missing"),
+]
+
+
+@pytest.mark.parametrize(("change", "expected"), NO_LONGER_VALID)
+async def test_the_token_of_a_lease_whose_owner_was_revoked(world: World, change: Any, expected: str) -> None:
+    """It renews and releases what it has, with evidence, and asks for nothing more: who revokes a token expects that
+    nothing is acquired in its name."""
+    held = (await world.replica.acquire("r", holder=FIRST)).json()
+    path, token = f"/leases/{held['lease_id']}", {"fencing_token": held["fencing_token"]}
+    headers = await bound(world, held)
+    tokens = world.replica.app.state.tokens
+    entries = json.loads(tokens.path.read_bytes())
+    (ann,) = [entry for entry in entries if entry["name"] == "ann"]
+    if change == "revoked":
+        tokens.revoked |= {ann["sha256"]}
+    else:
+        changed = [] if change is None else [ann | change]
+        tokens.path.write_text(json.dumps([entry for entry in entries if entry["name"] != "ann"] + changed))
+    before = await world.rows()
+    refused = await world.replica.call("POST", "/lease-pools/sim-a/leases", {"request_id": "r"}, by="", **headers)
+    assert (refused.status_code, slug(refused)) == (403, expected)
+    assert await world.rows() == before
+    renewed = await world.replica.call("POST", f"{path}/renew", token, by="", **headers)
+    assert renewed.status_code == 200
+    released = await world.replica.call("POST", f"{path}/release", token | {"throttled": True}, by="", **headers)
+    assert released.json()["released_units"] == 1
+    assert "throttled" in await world.broker.pool.fetchval("SELECT string_agg(kind, ' ') FROM history")
 
 
 async def test_a_token_of_a_lease_reaches_nothing_else(world: World) -> None:

@@ -89,6 +89,11 @@ class Tokens:
         """Token of this name in the file."""
         return next((token for token in self.load() if token.name == name), None)
 
+    def valid(self, name: str) -> Token | None:
+        """Token of this name, unless it is revoked or has expired."""
+        token = self.named(name)
+        return None if token is None or token.expired or token.sha256 in self.revoked else token
+
     def load(self) -> list[Token]:
         """Tokens of the file as it is now."""
         if self.path is None:

@@ -19,6 +19,7 @@ from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, reports_database
 from slipway_common.web.tokens import Token, secret_of
 from slipway_lease_broker.domain.holders import holder_of
+from slipway_lease_broker.domain.ledger import Lease
 from slipway_lease_broker.http.call import BoundLease, Call
 from slipway_lease_broker.store import leases, pools
 
@@ -63,8 +64,9 @@ class NeedsHold(NeedsCall):
 
 class NeedsLease(NeedsHold):
     """Access by a token with one of these scopes, or by the token that is bound to the lease of the path. Without a
-    lease in the path the route compares the lease. Raises Problem 401 for an unknown token, also of a lease that ended
-    a while ago, and 403 for that of another lease."""
+    lease in the path the route compares the lease. What is `limited` asks for units, for which the lease's owner needs
+    a valid token as well. Raises Problem 401 for an unknown token, also of a lease that ended a while ago, and 403 for
+    that of another lease, and without such an owner."""
 
     def __init__(self, *scopes: str, limited: bool = True) -> None:
         super().__init__(*scopes, limited=limited)
@@ -91,10 +93,22 @@ class NeedsLease(NeedsHold):
         if request.path_params.get("lease_pool_id", lease.lease_pool_id) != lease.lease_pool_id:
             raise other_lease()
         if self.limited:
+            self._check_owner(request, lease)
             limits_of(request).take(Counted.TOKEN, LEASE_TOKEN + lease.id)
         scopes = [scope.format(lease_pool_id=lease.lease_pool_id) for scope in self.scopes]
         caller = access.Caller(Token(name=lease.owner, sha256="", scopes=scopes), self.scopes)
         return msgspec.structs.replace(nobody, caller=caller, bound=BoundLease(lease, holder))
+
+    def _check_owner(self, request: Request, lease: Lease) -> None:
+        """Raise Problem 403 unless the owner of a lease could still acquire it: who revokes a token expects that
+        nothing is acquired in its name."""
+        token = request.app.state.tokens.valid(lease.owner)
+        if token is None:
+            detail = (
+                f"{lease.owner} was revoked or has expired; the token of its lease may renew and release it, no more"
+            )
+            raise Problem(403, "owner-revoked", "The token that acquired the lease is no longer valid", detail)
+        access.Caller(token, self.scopes).permit(lease_pool_id=lease.lease_pool_id)
 
 
 def called(request: Request, caller: access.Caller, database: Database) -> Call:
