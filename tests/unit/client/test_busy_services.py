@@ -101,7 +101,7 @@ async def test_a_busy_broker_is_waited_for(served: tuple[Busy, str], tmp_path: P
         gang = AcquireGang(request_id="r", members=[GangMember(pool="aws-ci")])
         (granted,) = await GangRequest(Broker(url), gang, *more).acquire()  # type: ignore[misc]
     assert isinstance(granted, Lease)
-    assert any("too many requests" in line for line in lines)
+    assert any("Too many requests of this token: nothing was changed" in line for line in lines)
 
 
 async def test_an_agent_hears_that_its_provisioner_is_busy(served: tuple[Busy, str]) -> None:

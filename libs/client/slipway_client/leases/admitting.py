@@ -141,7 +141,7 @@ class Admitting(ABC, Generic[Granted]):
         now, before = monotonic_seconds(), self._admission
         if error.is_limited:
             self._admission = admission.limited(before, error.retry_after_seconds, now=now, chance=self._rng.random())
-            self._log(f"waiting, since too many requests were sent: {error}")
+            self._log(f"waiting, since the lease-broker takes no more requests now: {error}")
             return
         self._admission = admission.unanswered(
             before,

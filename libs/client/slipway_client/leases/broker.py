@@ -159,7 +159,7 @@ class Broker:
             self._patience = patience.answered(self._patience, took_seconds)
         status, answered, _ = received
         if status == HTTPStatus.TOO_MANY_REQUESTS:
-            raise limited(self.url, received)
+            raise limited(self.url, received, printable(_text(_problem(status, answered))))
         if status >= 500 or status in NOT_NOW or 300 <= status < 400:
             problem = OTHER_SERVICE if status < 400 else ""
             raise NoAnswer(f"{self.url} answered {status}", problem, received.retry_after_seconds)
@@ -186,13 +186,22 @@ def _read(answer: bytes, kind: type[Answered]) -> Answered:
         raise NoAnswer(f"invalid answer, expected a {kind.__name__}: {error}") from error
 
 
-def _refused(method: str, url: str, status: int, answer: bytes) -> Refused:
+def _problem(status: int, answer: bytes) -> Problem:
+    """The problem that was answered; an empty one if the answer is none, as that of a proxy."""
     try:
-        problem = msgspec.json.decode(answer, type=Problem)
+        return msgspec.json.decode(answer, type=Problem)
     except UNREADABLE:
-        problem = Problem(type="", title="", status=status, detail="")
+        return Problem(type="", title="", status=status, detail="")
+
+
+def _text(problem: Problem) -> str:
+    return ": ".join(filter(None, (problem.title, problem.detail)))
+
+
+def _refused(method: str, url: str, status: int, answer: bytes) -> Refused:
+    problem = _problem(status, answer)
     slug = problem.code
-    text = ": ".join(filter(None, (problem.title, problem.detail)))
+    text = _text(problem)
     if slug in NO_SUCH_ROUTE:
         text = f"{method} {url} answered {status} {text}".strip() + ": is it a lease-broker?"
     lines = [text or f"{method} {url} was refused ({status})", *([advice(problem, slug)] if slug in ADVICE else [])]

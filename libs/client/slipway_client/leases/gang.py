@@ -8,6 +8,7 @@ from slipway_client.leases.admitting import Admitting, Unleased
 from slipway_client.leases.errors import Refused
 from slipway_client.leases.unleased import LAST_TRY_SECONDS
 from slipway_client.transport.exchange import NoAnswer
+from slipway_common.base.text import listed
 
 
 class GangRequest(Admitting[list[Lease]]):
@@ -17,8 +18,9 @@ class GangRequest(Admitting[list[Lease]]):
         return await self._broker.acquire_gang(self._gang, wait_seconds, within_seconds=until - self._asked_at)
 
     async def _start_unleased(self) -> list[Lease] | Unleased:
-        """Record a start without a lease in each pool, and report it; returns the leases as which it was charged. Each
-        has the id of the gang's request, which then waits no longer."""
+        """Record a start without a lease in each pool, and report it; returns the leases as which it was charged, for
+        the caller to release: of some pools only, if the broker did not take all reports. Each has the id of the gang's
+        request, which then waits no longer."""
         unleased, entries = self._unleased(), self._spooled()
         self._log(f"starting without leases ({unleased.cause})")
         if self._is_refused:
@@ -27,11 +29,15 @@ class GangRequest(Admitting[list[Lease]]):
             return unleased
         for entry in entries:
             self._state.spool(entry)
-        charged = []
-        with contextlib.suppress(TimeoutError, NoAnswer, Refused):
+        leases: list[Lease] = []
+        with contextlib.suppress(TimeoutError, NoAnswer):
             async with asyncio.timeout(LAST_TRY_SECONDS):
                 for entry in entries:
-                    charged.append(await self._broker.report_unleased(entry.lease_pool_id, entry.start))
-                    self._state.reported(entry)
-        leases = [lease for lease in charged if lease is not None]
-        return leases if len(leases) == len(entries) else unleased
+                    with contextlib.suppress(Refused):  # of this pool; a later process reports it again
+                        lease = await self._broker.report_unleased(entry.lease_pool_id, entry.start)
+                        self._state.reported(entry)
+                        if lease is not None:
+                            leases.append(lease)
+        if 0 < len(leases) < len(entries):
+            self._log(f"the start counts in {listed([lease.lease_pool_id for lease in leases])} only, so far")
+        return leases or unleased

@@ -87,6 +87,23 @@ async def run(
         await session.release(result, throttled=code in throttled)
 
 
+async def run_switched_off(
+    command: Sequence[str],
+    *,
+    passes_token: bool = False,
+    report: Callable[[Status], None],
+    log: Callable[[str], None],
+) -> Outcome:
+    """Run a command without a lease, since leases are switched off; see run."""
+    running = _Running(None, log)
+    running.catch_signals()
+    status = Status(started=True, leased=False, cause="switched-off")
+    report(status)
+    ended = await running.run_alone(command, os.environ if passes_token else without_secrets(os.environ))
+    report(replace(status, started=ended.cause is None, cause=ended.cause or status.cause, exit_code=ended.exit_code))
+    return ended
+
+
 class _Running:
     def __init__(self, on_loss: signal.Signals | None, log: Callable[[str], None]) -> None:
         self.first: signal.Signals | None = None
@@ -123,14 +140,10 @@ class _Running:
         environment: Mapping[str, str],
     ) -> Outcome:
         """Start the command, renew its lease while it runs, and wait for it."""
-        try:
-            self._child = Child.start(command, environment, self._on_loss)
-        except CannotStart as error:
-            self._log(str(error))
-            return Outcome(error.exit_code, cause="cannot-start")
-        if self.first is not None:  # it arrived while the child was starting
-            self._child.forward(self.first)
-        ending = asyncio.create_task(self._child.wait())
+        child = self._start(command, environment)
+        if isinstance(child, Outcome):
+            return child
+        ending = asyncio.create_task(child.wait())
         holding = asyncio.create_task(session.hold())
         await asyncio.wait({ending, holding}, return_when=asyncio.FIRST_COMPLETED)
         if holding.done() and not ending.done() and isinstance(admission, Lease):
@@ -138,7 +151,23 @@ class _Running:
         code = await ending
         holding.cancel()
         await asyncio.wait({holding})
-        return _by_signal(signal.Signals(-code)) if code < 0 else Outcome(code)
+        return _of_exit(code)
+
+    async def run_alone(self, command: Sequence[str], environment: Mapping[str, str]) -> Outcome:
+        """Start the command, and wait for it."""
+        child = self._start(command, environment)
+        return child if isinstance(child, Outcome) else _of_exit(await child.wait())
+
+    def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> Child | Outcome:
+        """Start the command; returns the outcome if it cannot be started."""
+        try:
+            self._child = Child.start(command, environment, self._on_loss)
+        except CannotStart as error:
+            self._log(str(error))
+            return Outcome(error.exit_code, cause="cannot-start")
+        if self.first is not None:  # it arrived while the child was starting
+            self._child.forward(self.first)
+        return self._child
 
     def _lease_end(self, over: LeaseEnd) -> None:
         if not over.lost:
@@ -149,6 +178,10 @@ class _Running:
         else:
             self._log(f"lease lost: {over.reason}; sending {self._on_loss.name} to the command")
             self._child.send(self._on_loss)
+
+
+def _of_exit(code: int) -> Outcome:
+    return _by_signal(signal.Signals(-code)) if code < 0 else Outcome(code)
 
 
 def _by_signal(signum: signal.Signals) -> Outcome:

@@ -57,9 +57,10 @@ class Received(NamedTuple):
     retry_after_seconds: float = 0.0
 
 
-def limited(text: str, received: Received) -> NoAnswer:
-    """The answer 429, also of a proxy."""
-    return NoAnswer(f"{text} answered 429".strip(), TOO_MANY_REQUESTS, received.retry_after_seconds)
+def limited(text: str, received: Received, detail: str = "") -> NoAnswer:
+    """The answer 429, also of a proxy; `detail` is what it says."""
+    text = ": ".join(filter(None, (f"{text} answered 429".strip(), detail)))
+    return NoAnswer(text, TOO_MANY_REQUESTS, received.retry_after_seconds)
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -3,8 +3,9 @@
 import os
 import signal
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -20,6 +21,7 @@ from slipway_client.view import moments
 if TYPE_CHECKING:
     from slipway_api.http.lease_broker import AcquireGroup, Lease
     from slipway_client.leases.admission import Admission
+    from slipway_client.leases.run import Outcome
     from slipway_client.leases.session import Session
     from slipway_client.leases.terms import Wanted
 
@@ -151,7 +153,7 @@ def run_leased(
     "cause": "full", "exit_code": 0}.
     """
     if switched_off(os.environ):
-        _exec(command, status_file, passes_token=pass_token)
+        _run_switched_off(command, status_file, passes_token=pass_token)
     import asyncio
 
     from slipway_client.leases.attempts import Attempt
@@ -204,29 +206,38 @@ def run_leased(
         status = Status(started=False, leased=False, cause=error.slug or "not-admitted", exit_code=NOT_STARTED)
         write(status_file, status, log)
         raise NotStarted(str(error), error.slug, error.status, path=error.path) from error
+    if not ended.exit_code:
+        numbered.succeeded()
+    _end_as(ended)
+
+
+def _end_as(ended: "Outcome") -> NoReturn:
+    """End this process as its command has ended."""
     if ended.resend is not None:  # so that our caller sees that Ctrl-C ended the command
         signal.signal(ended.resend, signal.SIG_DFL)
         os.kill(os.getpid(), ended.resend)
-    if not ended.exit_code:
-        numbered.succeeded()
     raise typer.Exit(ended.exit_code)
 
 
-def _exec(command: list[str], status_file: Path | None, *, passes_token: bool) -> None:
-    """Replace this process by the command: leases are switched off."""
+def _run_switched_off(command: list[str], status_file: Path | None, *, passes_token: bool) -> NoReturn:
+    """Run the command without a lease: in place of this process, unless its end is to be recorded."""
     from slipway_client.leases.environment import without_secrets
     from slipway_client.leases.log import log
-    from slipway_client.leases.status_file import Status, write
 
-    write(status_file, Status(started=True, leased=False, cause="switched-off"), log)
+    if status_file is not None:
+        import asyncio
+
+        from slipway_client.leases.run import run_switched_off
+        from slipway_client.leases.status_file import write
+
+        report = partial(write, status_file, log=log)
+        _end_as(asyncio.run(run_switched_off(command, passes_token=passes_token, report=report, log=log)))
     environment = os.environ if passes_token else without_secrets(os.environ)
     try:
         os.execvpe(command[0], command, environment)  # noqa: S606 (the user's own command)
     except OSError as error:
         log(f"cannot start {command[0]}: {error.strerror}")
-        code = 127 if isinstance(error, FileNotFoundError) else 126
-        write(status_file, Status(started=False, leased=False, cause="cannot-start", exit_code=code), log)
-        raise typer.Exit(code) from None
+        raise typer.Exit(127 if isinstance(error, FileNotFoundError) else 126) from None
 
 
 @app.command("acquire")
@@ -359,7 +370,7 @@ def acquire_gang(
         _print_unleased(wanted.request_id, leases.cause, LeaseFormat(output))
         return
     _log_capped_hold(hold_seconds, leases)
-    _print_leases(leases, LeaseFormat(output))
+    _print_leases(leases, LeaseFormat(output), requested=len(members))
 
 
 def _log_capped_hold(requested_seconds: float | None, leases: "list[Lease]") -> None:
@@ -374,14 +385,14 @@ def _log_capped_hold(requested_seconds: float | None, leases: "list[Lease]") -> 
             log(f"hold capped at {granted} (requested {requested}) by pool {lease.lease_pool_id}")
 
 
-def _print_leases(leases: "list[Lease]", output: LeaseFormat) -> None:
+def _print_leases(leases: "list[Lease]", output: LeaseFormat, *, requested: int = 1) -> None:
     import shlex
 
     from slipway_client.leases.terms import handle
 
     match output:
         case LeaseFormat.JSON:
-            as_json(leases[0] if len(leases) == 1 else leases)
+            as_json(leases[0] if requested == 1 else leases)
         case LeaseFormat.HANDLE:
             print(*(handle(lease) for lease in leases), sep="\n")
         case LeaseFormat.ENV:
