@@ -149,9 +149,7 @@ async def test_a_worker_of_a_replaced_revision_leaves_after_its_task(scene: Scen
     os.mkfifo(scene.folder / "go")
     task = ["cat", str(scene.folder / "go")]
     scene.queue.commands += [task, ["sleep", "600"]]
-    script = (
-        f"{HOOK} claimed --task task-1; {' '.join(task)}; {HOOK} draining; {HOOK} idle; while :; do sleep 0.05; done"
-    )
+    script = f"{HOOK} claimed task-1; {' '.join(task)}; {HOOK} draining; {HOOK} idle; while :; do sleep 0.05; done"
     wrapped = ("--", "sh", "-c", script) if arguments == ("wrap",) else ()
     async with scene.serving():
         agent = await scene.start(*arguments, *wrapped)
@@ -172,7 +170,7 @@ async def test_a_machine_that_its_provider_takes_back(scene: Scene, arguments: t
     os.mkfifo(scene.folder / "go")
     task = ["cat", str(scene.folder / "go")]
     scene.queue.commands += [task, ["sleep", "600"]]
-    script = f"{HOOK} claimed --task task-1; {' '.join(task)}; {HOOK} idle; while :; do sleep 0.05; done"
+    script = f"{HOOK} claimed task-1; {' '.join(task)}; {HOOK} idle; while :; do sleep 0.05; done"
     wrapped = ("--", "sh", "-c", script) if arguments == ("wrap",) else ()
     async with fake_imds() as imds, scene.serving():
         imds.hold()

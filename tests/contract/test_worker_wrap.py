@@ -24,8 +24,8 @@ async def test_an_agent_and_its_hooks(scene: Scene) -> None:
     """Claims and ends of the hooks are reported in order, and `draining` answers; no secret reaches the agent, its
     socket is accessible to its user only, and is removed."""
     script = (
-        f"{HOOK} draining; echo draining $?; {HOOK} claimed --task job-1 --source mine; {HOOK} idle; {HOOK} idle; "
-        f"{HOOK} claimed --task ''; echo empty $?; read line; echo read $?; env | sort; "
+        f"{HOOK} draining; echo draining $?; {HOOK} claimed job-1 --source mine; {HOOK} idle; {HOOK} idle; "
+        f"{HOOK} claimed ''; echo empty $?; read line; echo read $?; env | sort; "
         "until [ -e $0/go ]; do sleep 0.02; done"
     )
     async with scene.serving():
@@ -81,7 +81,7 @@ async def test_two_jobs_at_once(scene: Scene) -> None:
 
 async def test_a_hook_without_its_environment(scene: Scene) -> None:
     """A job that runs in a clean environment counts under the worker's source, not another one."""
-    script = f'env -i SLIPWAY_WORKER_SOCKET="$SLIPWAY_WORKER_SOCKET" {HOOK} claimed --task a; exit 0'
+    script = f'env -i SLIPWAY_WORKER_SOCKET="$SLIPWAY_WORKER_SOCKET" {HOOK} claimed a; exit 0'
     async with scene.serving():
         agent = await scene.start("wrap", "--", "sh", "-c", script, source="mine")
         assert await agent.end() == 0
@@ -90,7 +90,7 @@ async def test_a_hook_without_its_environment(scene: Scene) -> None:
 
 async def test_two_jobs_on_one_task_slot(scene: Scene) -> None:
     """The second ends the first, and its hook says so, since the worker may be stopped in the middle of the first."""
-    script = f"{HOOK} claimed --task a; {HOOK} claimed --task a; echo again; {HOOK} claimed --task b; {HOOK} idle"
+    script = f"{HOOK} claimed a; {HOOK} claimed a; echo again; {HOOK} claimed b; {HOOK} idle"
     async with scene.serving():
         agent = await scene.start("wrap", "--", "sh", "-c", script, str(scene.folder))
         assert await agent.end() == 0
@@ -137,7 +137,7 @@ async def test_a_killed_agent_comes_back_as_its_worker(scene: Scene, monkeypatch
 async def test_an_agent_is_drained_between_jobs(scene: Scene) -> None:
     """After its job, by the drain signal to its whole group; if it does not exit, it is killed."""
     script = (
-        f"trap 'echo drained' USR1; trap '' TERM; {HOOK} claimed --task job-1; until [ -e $0/drain ]; do sleep 0.02; "
+        f"trap 'echo drained' USR1; trap '' TERM; {HOOK} claimed job-1; until [ -e $0/drain ]; do sleep 0.02; "
         f"done; {HOOK} draining; echo draining $?; until [ -e $0/done ]; do sleep 0.02; done; {HOOK} idle; "
         "while :; do sleep 0.05; done"
     )

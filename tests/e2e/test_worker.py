@@ -33,11 +33,11 @@ pytestmark = needs_linux
 
 AGENT: Final = [sys.executable, "-m", "slipway_client.worker"]
 HOOK: Final = " ".join([*AGENT, "hook"])
-JOB: Final = f"{HOOK} claimed --task job-1 --source mine && sleep 0.3 && {HOOK} idle"
+JOB: Final = f"{HOOK} claimed job-1 --source mine && sleep 0.3 && {HOOK} idle"
 LONG_SECONDS: Final = 40.0  # longer than an idle worker stays
 # The source of both jobs is that of the launch config's settings.
 JOBS: Final = (
-    f"{HOOK} claimed --task long && {HOOK} claimed --task short && sleep 0.3 && {HOOK} idle && {HOOK} idle short"
+    f"{HOOK} claimed long && {HOOK} claimed short && sleep 0.3 && {HOOK} idle && {HOOK} idle short"
     f" && sleep {LONG_SECONDS} && {HOOK} idle long"
 )
 # Account → its command. Each has a pool of its name.

@@ -18,7 +18,7 @@ from slipway_client.worker.agent import (
     Wrapped,
     next_step,
 )
-from slipway_client.worker.core import Notice, Poll, Register, SendReport, Wait, Worker
+from slipway_client.worker.core import Notice, Poll, Register, Reply, SendReport, Wait, Worker
 from slipway_client.worker.settings import Settings
 
 Step = Callable[[Wrapped], Wrapped]
@@ -29,7 +29,7 @@ def talk(now: float, **answer: Any) -> Step:
     def step(wrapped: Wrapped) -> Wrapped:
         call = core.next_call(wrapped.worker, now)
         assert isinstance(call, Register | SendReport | Poll)
-        return agent.worker_changed(wrapped, core.answered(wrapped.worker, call, now, **answer), now)
+        return agent.worker_changed(wrapped, core.answered(wrapped.worker, call, now, Reply(**answer)), now)
 
     return step
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from slipway_client.transport.backoff import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Backoff, next_backoff
 from slipway_client.worker import core
-from slipway_client.worker.core import GiveUp, Poll, Register, Report, SendReport, Wait, Worker, next_call
+from slipway_client.worker.core import GiveUp, Poll, Register, Reply, Report, SendReport, Wait, Worker, next_call
 from slipway_client.worker.settings import Settings
 
 SETTINGS = Settings(heartbeat_seconds=60, poll_seconds=30, give_up_seconds=900)
@@ -69,9 +69,9 @@ def test_next_call(worker: Worker, now: float, expected: object) -> None:
 
 def test_any_answer_may_ask_it_to_leave() -> None:
     """The first reason stands; pending reports are still sent."""
-    worker = core.answered(BUSY, SendReport(CLAIMED), 12.0, terminate=True, reason="idle")
+    worker = core.answered(BUSY, SendReport(CLAIMED), 12.0, Reply(terminate=True, reason="idle"))
     assert (worker.leaving, worker.claims, worker.reports) == ("idle", (CLAIMED,), ())
-    assert core.answered(worker, Poll(heartbeat=True), 13.0, terminate=True, reason="other").leaving == "idle"
+    assert core.answered(worker, Poll(heartbeat=True), 13.0, Reply(terminate=True, reason="other")).leaving == "idle"
 
 
 def test_a_repeated_task_is_reported_once_and_another_ends_the_first() -> None:
@@ -90,9 +90,9 @@ def test_several_tasks_at_once() -> None:
     one = core.task_ended(both, 20.0, "t")
     assert (one.reports[-1], one.has_task) == (IDLE, True)
     assert not core.task_ended(one, 21.0).has_task
-    lost = core.answered(replace(both, reports=()), Poll(heartbeat=True), 30.0, has_task=False)
+    lost = core.answered(replace(both, reports=()), Poll(heartbeat=True), 30.0, Reply(has_task=False))
     assert lost.reports == both.claims
-    assert core.answered(NEW, Register(), 10.0, task_slots=3).task_slots == 3
+    assert core.answered(NEW, Register(), 10.0, Reply(task_slots=3)).task_slots == 3
 
 
 def test_a_stop_ends_the_task_and_is_the_last_report() -> None:
@@ -142,7 +142,7 @@ def test_reports_arrive_once_each_and_in_order(steps: list[str]) -> None:
                 worker = core.unanswered(worker, now, 0.5)
             else:
                 answered += [call.report] if isinstance(call, SendReport) else []
-                worker = core.answered(worker, call, now, terminate=step == "drain")
+                worker = core.answered(worker, call, now, Reply(terminate=step == "drain"))
         if step in {"take", "done", "fail", "end"}:
             happened += worker.reports[len(before.reports) :]
         assert happened == [*answered, *worker.reports]
@@ -171,13 +171,13 @@ def test_a_leaving_worker_registers_again_to_report_its_end() -> None:
 
 def test_a_lost_claim_is_reported_again() -> None:
     """Once the provisioner says, while the task runs, that it knows of none; with the time of the claim."""
-    lost = core.answered(REPORTED, Poll(heartbeat=True), 72.0, has_task=False)
+    lost = core.answered(REPORTED, Poll(heartbeat=True), 72.0, Reply(has_task=False))
     assert next_call(lost, 72.0) == SendReport(CLAIMED)
     assert core.answered(REPORTED, Poll(heartbeat=True), 72.0).reports == ()
     for idle in (REGISTERED, core.answered(core.task_ended(REPORTED, 70.0), SendReport(IDLE), 71.0)):
-        assert core.answered(idle, Poll(heartbeat=True), 72.0, has_task=False).reports == ()
+        assert core.answered(idle, Poll(heartbeat=True), 72.0, Reply(has_task=False)).reports == ()
     ended = core.task_ended(REPORTED, 71.0)
-    assert core.answered(ended, Poll(heartbeat=True), 72.0, has_task=False).reports == ended.reports
+    assert core.answered(ended, Poll(heartbeat=True), 72.0, Reply(has_task=False)).reports == ended.reports
 
 
 @given(st.floats(0.0, 1.0, exclude_max=True), st.floats(0.0, 100.0))

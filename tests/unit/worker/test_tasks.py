@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slipway_client.worker import core, tasks
-from slipway_client.worker.core import Notice, Poll, Register, SendReport, Wait, Worker
+from slipway_client.worker.core import Notice, Poll, Register, Reply, SendReport, Wait, Worker
 from slipway_client.worker.settings import Settings
 from slipway_client.worker.tasks import (
     END_SECONDS,
@@ -36,7 +36,7 @@ def talk(now: float, **answer: Any) -> Step:
     def step(run: Run) -> Run:
         call = core.next_call(run.worker, now)
         assert isinstance(call, Register | SendReport | Poll)
-        return tasks.worker_changed(run, core.answered(run.worker, call, now, **answer), now)
+        return tasks.worker_changed(run, core.answered(run.worker, call, now, Reply(**answer)), now)
 
     return step
 
@@ -266,7 +266,7 @@ def test_laws(choices: list[str]) -> None:
                 after = (
                     core.unanswered(run.worker, now, 0.5)
                     if choice == "miss"
-                    else core.answered(run.worker, call, now, terminate=choice == "tell")
+                    else core.answered(run.worker, call, now, Reply(terminate=choice == "tell"))
                 )
                 run = tasks.worker_changed(run, after, now)
         elif choice == "work":

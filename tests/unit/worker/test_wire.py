@@ -11,9 +11,9 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from slipway_api.http.provisioner import agents
-from slipway_client.worker.core import Poll, Register, Report, SendReport
+from slipway_client.worker.core import Poll, Register, Reply, Report, SendReport
 from slipway_client.worker.imds import Identity, Proof
-from slipway_client.worker.provisioner import Provisioner, Reply
+from slipway_client.worker.provisioner import Provisioner
 from slipway_client.worker.user_data import REGISTER_PATH, UserData
 from slipway_common.web.answers import Answer
 from tests.support.recorded import serving

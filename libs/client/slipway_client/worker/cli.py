@@ -147,7 +147,6 @@ def hook_claimed(
     task: Annotated[
         str, typer.Argument(metavar="TASK", envvar="SLIPWAY_TASK_ID", help="Id of the job in its queue")
     ] = "",
-    option: Annotated[str, typer.Option("--task", metavar="ID", hidden=True, help="TASK, for earlier hooks")] = "",
     source: Annotated[
         str,
         typer.Option(metavar="NAME", envvar="SLIPWAY_SOURCE", help="Queue of the job [default: as wrap sets it]"),
@@ -164,7 +163,7 @@ def hook_claimed(
 
     Exit codes: 0 reported, 1 not accepted, 2 no wrap is running.
     """
-    _report({"hook": "claimed", "task_id": option or task, "source": source})
+    _report({"hook": "claimed", "task_id": task, "source": source})
 
 
 @hook.command("idle")

@@ -109,6 +109,19 @@ class Wait(msgspec.Struct, frozen=True):
 Call = Register | SendReport | Poll
 
 
+class Reply(msgspec.Struct, frozen=True):
+    """Answer to a call: whether to leave and why, whether the provisioner knows of a task, and the task slots that it
+    has registered."""
+
+    terminate: bool = False
+    reason: str = ""
+    has_task: bool = True
+    task_slots: int = 1
+
+
+PLAIN: Final = Reply()
+
+
 def next_call(worker: Worker, now: float) -> Call | GiveUp | Wait:
     """Next call to the provisioner."""
     if worker.refused or worker.stopped or (worker.leaving and not (worker.registered or worker.rejoining)):
@@ -129,29 +142,19 @@ def next_call(worker: Worker, now: float) -> Call | GiveUp | Wait:
     return Poll(heartbeat=worker.has_task) if worker.poll_requested or due <= now else Wait(due)
 
 
-def answered(
-    worker: Worker,
-    call: Call,
-    now: float,
-    *,
-    terminate: bool = False,
-    reason: str = "",
-    has_task: bool = True,
-    task_slots: int = 1,
-) -> Worker:
-    """Apply an answer of the provisioner; `terminate` asks the worker to leave. Without `has_task` the provisioner has
-    lost its claims, which are reported again. `task_slots`: as registered."""
+def answered(worker: Worker, call: Call, now: float, reply: Reply = PLAIN) -> Worker:
+    """Apply an answer of the provisioner. One that knows of no task has lost its claims, which are reported again."""
     after = replace(worker, polled_at=now, backoff=Backoff(), gave_up=False)
     match call:
         case Register():
-            after = replace(after, registered=True, task_slots=task_slots)
+            after = replace(after, registered=True, task_slots=reply.task_slots)
         case SendReport(report):
             after = replace(after, reports=after.reports[1:], stopped=report.what == "stopped", rejoining=False)
         case Poll(heartbeat):
             after = replace(after, poll_requested=False, rejoining=False)
-            if heartbeat and not has_task and not after.reports:
+            if heartbeat and not reply.has_task and not after.reports:
                 after = _with_reports(after, *after.claims)
-    return leave(after, reason or "terminated by the provisioner") if terminate else after
+    return leave(after, reply.reason or "terminated by the provisioner") if reply.terminate else after
 
 
 def unanswered(worker: Worker, now: float, chance: float, retry_after_seconds: float = 0.0) -> Worker:

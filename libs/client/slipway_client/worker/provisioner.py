@@ -1,15 +1,12 @@
 """HTTP client for the worker endpoints of the provisioner."""
 
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
-from random import Random
 
 import msgspec
 
 from slipway_client.transport.exchange import Answer, NoAnswer, get, post
-from slipway_client.worker import core
-from slipway_client.worker.core import Call, GiveUp, Poll, Register, Report, SendReport, Wait, Worker, next_call
+from slipway_client.worker.core import Call, Poll, Register, Reply, Report, SendReport
 from slipway_client.worker.imds import Identity
 from slipway_client.worker.log import log
 from slipway_client.worker.state import stored_token
@@ -23,16 +20,6 @@ class Refusal(Exception):
 
 class UnknownWorker(Exception):
     """The provisioner does not know this worker or its token. The text is for people."""
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """Answer to a call: whether to leave and why, whether the provisioner knows of a task, and the task slots that it
-    has registered."""
-
-    terminate: bool = False
-    reason: str = ""
-    has_task: bool = True
-    task_slots: int = 1
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -153,63 +140,3 @@ class Provisioner:
 
     def _url(self, what: str) -> str:
         return f"{self._user_data.provisioner_url}/workers/{self.worker_id}/{what}"
-
-
-async def run_calls(
-    provisioner: Provisioner,
-    worker: Callable[[], Worker],
-    worker_changed: Callable[[Worker], None],
-    wait: Callable[[float | None], Awaitable[None]],
-    rng: Random,
-) -> None:
-    """Perform the calls that core.py decides, one after another, until there are no more."""
-    while True:
-        match next_call(worker(), monotonic_seconds()):
-            case Wait(None) if worker().refused or worker().stopped:
-                return
-            case Wait(until):
-                await wait(until)
-            case GiveUp():
-                reason = f"the provisioner has not answered for {worker().settings.give_up_seconds:g} s"
-                log(f"giving up: {reason}")
-                worker_changed(core.gave_up(worker(), reason))
-            case call:
-                await _perform(provisioner, call, worker, worker_changed, rng)
-
-
-async def _perform(
-    provisioner: Provisioner,
-    call: Call,
-    worker: Callable[[], Worker],
-    worker_changed: Callable[[Worker], None],
-    rng: Random,
-) -> None:
-    try:
-        reply = await provisioner.perform(call)
-    except NoAnswer as error:
-        if worker().backoff.since is None:
-            log(f"provisioner {'busy' if error.is_limited else 'unavailable'}, retrying: {error}")
-        is_available = error.is_limited or error.problem == "unconfirmed"
-        after = core.postponed if is_available else core.unanswered
-        worker_changed(after(worker(), monotonic_seconds(), rng.random(), error.retry_after_seconds))
-    except Refusal as error:
-        log(str(error))
-        worker_changed(core.refused(worker(), str(error)))
-    except UnknownWorker as error:
-        log(f"registering again: {error}")
-        worker_changed(core.unknown(worker(), str(error)))
-    else:
-        if reply.terminate and not worker().leaving:
-            log(f"leaving, as requested by the provisioner: {reply.reason or 'no reason given'}")
-        now = monotonic_seconds()
-        worker_changed(
-            core.answered(
-                worker(),
-                call,
-                now,
-                terminate=reply.terminate,
-                reason=reply.reason,
-                has_task=reply.has_task,
-                task_slots=reply.task_slots,
-            )
-        )

@@ -1,8 +1,4 @@
-"""`slipway-worker run`: a worker that takes tasks from a queue. Performs the decisions of core.py and tasks.py.
-
-Three loops share one state: one calls the provisioner, one runs tasks, and on an EC2 instance one polls for notices.
-None waits for another.
-"""
+"""`slipway-worker run`: a worker that takes tasks from a queue. Performs the decisions of core.py and tasks.py."""
 
 import asyncio
 import signal
@@ -12,16 +8,15 @@ from typing import TypeVar
 
 from slipway_client.transport.exchange import NoAnswer
 from slipway_client.worker import tasks
-from slipway_client.worker.changes import Changes, beside
 from slipway_client.worker.core import Wait, Worker
 from slipway_client.worker.log import log
+from slipway_client.worker.loops import Loops
 from slipway_client.worker.machine import Machine, this_machine
-from slipway_client.worker.provisioner import Provisioner, run_calls
 from slipway_client.worker.queue import Queue
-from slipway_client.worker.tasks import Claim, Finish, Quit, Renew, Run, StartTask, Task, Terminate, next_work
-from slipway_client.worker.user_data import UserData, handed_on
+from slipway_client.worker.tasks import Claim, Finish, Quit, Renew, Run, StartTask, Terminate, next_work
+from slipway_client.worker.user_data import UserData
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.base.process.groups import CannotStart, Group, describe_exit
+from slipway_common.base.process.groups import describe_exit
 
 Result = TypeVar("Result")
 
@@ -32,70 +27,55 @@ async def run(user_data: UserData, environment: Mapping[str, str]) -> int:
     return await _Running(user_data, await this_machine(environment, rng), rng).run_until_exit()
 
 
-class _Running:
+class _Running(Loops[Run]):
     def __init__(self, user_data: UserData, machine: Machine, rng: Random) -> None:
-        self.state = Run(worker=Worker(settings=user_data.settings), free_since=monotonic_seconds())
-        self.machine = machine
-        self.provisioner = Provisioner(user_data, machine.identity, machine.state)
-        self.changes = Changes()
-        self.rng = rng
+        state = Run(worker=Worker(settings=user_data.settings), free_since=monotonic_seconds())
+        super().__init__(state, user_data, machine, rng)
         self._queue_url = user_data.queue_url
-        self._group: Group | None = None
-        self._exit: asyncio.Task[None] | None = None
 
     async def run_until_exit(self) -> int:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signalled, signum)
-        try:
-            return await beside(
-                self._work(),
-                run_calls(self.provisioner, self._worker, self._worker_changed, self.changes.wait, self.rng),
-                self.machine.watch(self._worker, self._worker_changed, self.changes.wait),
-            )
-        finally:
-            if self._group is not None:
-                self._group.send(signal.SIGKILL)  # after a crash of ours nothing renews the task's claim
+        return await self.beside(self._work())
 
-    def _change(self, state: Run) -> None:
-        self.state = state
-        self.changes.notify()
+    def worker_changed(self, worker: Worker) -> None:
+        self.change(tasks.worker_changed(self.state, worker, monotonic_seconds()))
 
-    def _worker(self) -> Worker:
-        return self.state.worker
-
-    def _worker_changed(self, worker: Worker) -> None:
-        self._change(tasks.worker_changed(self.state, worker, monotonic_seconds()))
+    def exited(self, code: int, reason: str) -> None:
+        self.change(tasks.exited(self.state, code, monotonic_seconds()))
 
     def _signalled(self, signum: signal.Signals) -> None:
         log(f"got {signum.name}; {'terminating the task' if self.state.signals else 'leaving after the current task'}")
-        self._change(tasks.signalled(self.state, f"got {signum.name}", monotonic_seconds()))
+        self.change(tasks.signalled(self.state, f"got {signum.name}", monotonic_seconds()))
 
     async def _work(self) -> int:
         while (code := tasks.exit_code(self.state)) is None:
             now = monotonic_seconds()
             match next_work(self.state, now):
                 case Wait(until):
-                    await self.changes.wait(until)
+                    await self.wait(until)
                 case Claim(wait_seconds):
                     await self._claim(wait_seconds)
                 case StartTask(task):
-                    await self._start(task)
+                    self.change(tasks.started(self.state))
+                    self.start(task.command, {"SLIPWAY_TASK_ID": task.task_id})
                 case Renew(task):
                     if (mine := await self._answer_of(self._queue().renew(task))) is not None:
                         if not mine:
                             log(f"task {task.task_id}: claim lost; terminating it")
-                        self._change(tasks.renewed(self.state, monotonic_seconds(), lost=not mine))
+                        self.change(tasks.renewed(self.state, monotonic_seconds(), lost=not mine))
                 case Terminate(kill):
-                    self._terminate(kill=kill)
+                    self.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+                    self.change(tasks.terminated(self.state, monotonic_seconds(), kill=kill))
                 case Finish(task, exit_code):
                     if (mine := await self._answer_of(self._queue().finish(task, exit_code))) is not None:
                         lost = "" if mine else "; its claim had expired, the result was not accepted"
                         log(f"task {task.task_id} ended: {describe_exit(exit_code)}{lost}")
-                        self._change(tasks.finished(self.state, monotonic_seconds()))
+                        self.change(tasks.finished(self.state, monotonic_seconds()))
                 case Quit():
                     log(f"leaving: no task for {self.state.worker.settings.idle_exit_seconds:g} s")
-                    self._change(tasks.quitting(self.state, now))
+                    self.change(tasks.quitting(self.state, now))
         return code
 
     def _queue(self) -> Queue:
@@ -107,14 +87,14 @@ class _Running:
         claiming = asyncio.create_task(self._answer_of(self._claimed(wait_seconds)))
         try:
             while not claiming.done() and isinstance(next_work(self.state, monotonic_seconds()), Claim):
-                await self.changes.wait_or_done(claiming)
+                await self.wait_or_done(claiming)
         finally:
             claiming.cancel()
             await asyncio.wait({claiming})
 
     async def _claimed(self, wait_seconds: float) -> bool:
         task = await self._queue().claim(wait_seconds)
-        self._change(tasks.claimed(self.state, task, monotonic_seconds()))
+        self.change(tasks.claimed(self.state, task, monotonic_seconds()))
         if self.state.task is not None:
             log(f"claimed task {self.state.task.task_id}")
         return True
@@ -126,24 +106,5 @@ class _Running:
         except NoAnswer as error:
             if self.state.backoff.since is None:
                 log(f"queue unavailable, retrying: {error}")
-            self._change(tasks.queue_unanswered(self.state, monotonic_seconds(), self.rng.random()))
+            self.change(tasks.queue_unanswered(self.state, monotonic_seconds(), self.rng.random()))
             return None
-
-    async def _start(self, task: Task) -> None:
-        self._change(tasks.started(self.state))
-        try:
-            self._group = Group.start(task.command, handed_on({"SLIPWAY_TASK_ID": task.task_id}))
-        except CannotStart as error:
-            log(str(error))
-            self._change(tasks.exited(self.state, error.exit_code, monotonic_seconds()))
-        else:
-            self._exit = asyncio.create_task(self._exited(self._group))
-
-    async def _exited(self, group: Group) -> None:
-        code = await group.end()
-        self._change(tasks.exited(self.state, code, monotonic_seconds()))
-
-    def _terminate(self, *, kill: bool) -> None:
-        if self._group is not None:
-            self._group.send(signal.SIGKILL if kill else signal.SIGTERM)
-        self._change(tasks.terminated(self.state, monotonic_seconds(), kill=kill))

@@ -17,15 +17,13 @@ import msgspec
 from slipway_api.limits import Name
 from slipway_client.worker import agent, core
 from slipway_client.worker.agent import Drain, Kill, Leave, StartAgent, Wrapped, next_step
-from slipway_client.worker.changes import Changes, beside
 from slipway_client.worker.core import Wait, Worker
 from slipway_client.worker.hooks import POOL, SOCKET, SOURCE, TASK
 from slipway_client.worker.log import log
+from slipway_client.worker.loops import Loops
 from slipway_client.worker.machine import Machine, this_machine
-from slipway_client.worker.provisioner import Provisioner, run_calls
-from slipway_client.worker.user_data import UserData, handed_on
+from slipway_client.worker.user_data import UserData
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.base.process.groups import CannotStart, Group, describe_exit
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Limit for a fresh answer of the provisioner; after it the draining hook gets the last known one.
@@ -58,7 +56,7 @@ async def wrap(
         return await wrapping.run_until_exit(Path(folder, "hooks"))
 
 
-class _Wrapping:
+class _Wrapping(Loops[Wrapped]):
     def __init__(
         self,
         user_data: UserData,
@@ -68,17 +66,11 @@ class _Wrapping:
         leader_alone: bool,
         rng: Random,
     ) -> None:
-        self.state = Wrapped(worker=Worker(settings=user_data.settings))
-        self.machine = machine
-        self.provisioner = Provisioner(user_data, machine.identity, machine.state)
-        self.changes = Changes()
-        self.rng = rng
+        super().__init__(Wrapped(worker=Worker(settings=user_data.settings)), user_data, machine, rng)
         self._source = user_data.task_source
         self._command = command
         self._drain_signal = drain_signal
         self._leader_alone = leader_alone
-        self._group: Group | None = None
-        self._exit: asyncio.Task[None] | None = None
 
     def catch_signals(self) -> None:
         """Install signal handlers; called before there is anything to clean up."""
@@ -86,74 +78,46 @@ class _Wrapping:
             asyncio.get_running_loop().add_signal_handler(signum, self._forward, signum)
 
     async def run_until_exit(self, path: Path) -> int:
-        server = await asyncio.start_unix_server(self._answer, path)
-        try:
-            return await beside(
-                self._work(path),
-                run_calls(self.provisioner, self._worker, self._worker_changed, self.changes.wait, self.rng),
-                self.machine.watch(self._worker, self._worker_changed, self.changes.wait),
-            )
-        finally:
-            server.close()
-            self._signal(signal.SIGKILL)  # after a crash of ours nothing reports for the agent
+        with contextlib.closing(await asyncio.start_unix_server(self._answer, path)):
+            return await self.beside(self._work(path))
 
-    def _change(self, state: Wrapped) -> None:
-        self.state = state
-        self.changes.notify()
+    def worker_changed(self, worker: Worker) -> None:
+        self.change(agent.worker_changed(self.state, worker, monotonic_seconds()))
 
-    def _worker(self) -> Worker:
-        return self.state.worker
-
-    def _worker_changed(self, worker: Worker) -> None:
-        self._change(agent.worker_changed(self.state, worker, monotonic_seconds()))
+    def exited(self, code: int, reason: str) -> None:
+        if self._group is not None:
+            log(f"the agent exited: {reason}")
+        self.change(agent.exited(self.state, code, reason, monotonic_seconds()))
 
     def _forward(self, signum: signal.Signals) -> None:
-        self._signal(signum, leader_alone=self._leader_alone)
-        self._change(agent.forwarded(self.state, signum, monotonic_seconds()))
+        self.send_signal(signum, leader_alone=self._leader_alone)
+        self.change(agent.forwarded(self.state, signum, monotonic_seconds()))
 
     async def _work(self, path: Path) -> int:
         while (code := agent.exit_code(self.state)) is None:
             now = monotonic_seconds()
             match next_step(self.state, now):
                 case Wait(until):
-                    await self.changes.wait(until)
+                    await self.wait(until)
                 case StartAgent():
-                    await self._start(path)
+                    self.change(agent.started(self.state))
+                    self.start(self._command, self._environment(path))
                 case Drain():
-                    self._signal(self._drain_signal, leader_alone=self._leader_alone)
-                    self._change(agent.drained(self.state, now))
+                    self.send_signal(self._drain_signal, leader_alone=self._leader_alone)
+                    self.change(agent.drained(self.state, now))
                 case Kill():
                     log(f"the agent did not exit within {self.state.worker.settings.stop_seconds:g} s; killing it")
-                    self._signal(signal.SIGKILL)
-                    self._change(agent.killed(self.state))
+                    self.send_signal(signal.SIGKILL)
+                    self.change(agent.killed(self.state))
                 case Leave():
                     log("leaving; the provisioner has not acknowledged the agent's exit")
-                    self._change(agent.left(self.state))
+                    self.change(agent.left(self.state))
         return code
-
-    async def _start(self, path: Path) -> None:
-        self._change(agent.started(self.state))
-        try:
-            self._group = Group.start(self._command, handed_on(self._environment(path)))
-        except CannotStart as error:
-            log(str(error))
-            self._change(agent.exited(self.state, error.exit_code, str(error), monotonic_seconds()))
-        else:
-            self._exit = asyncio.create_task(self._exited(self._group))
 
     def _environment(self, path: Path) -> dict[str, str]:
         """Variables for the agent and its job hooks."""
         given = {POOL: self.provisioner.pool_id, SOURCE: self._source}
         return given | {SOCKET: str(path), TASK: ""}  # without the task that this process may be part of
-
-    async def _exited(self, group: Group) -> None:
-        code = await group.end()
-        log(f"the agent exited: {describe_exit(code)}")
-        self._change(agent.exited(self.state, code, describe_exit(code), monotonic_seconds()))
-
-    def _signal(self, signum: signal.Signals, *, leader_alone: bool = False) -> None:
-        if self._group is not None:
-            self._group.send(signum, leader_alone=leader_alone)
 
     # Hooks
 
@@ -188,12 +152,12 @@ class _Wrapping:
             case "draining":
                 await self._poll_now()
                 return {"leave": self.state.worker.leaving or self.state.worker.refused}
-        self._worker_changed(worker)
+        self.worker_changed(worker)
         return answer
 
     async def _poll_now(self) -> None:
-        self._worker_changed(core.request_poll(self.state.worker))
+        self.worker_changed(core.request_poll(self.state.worker))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FRESH_SECONDS):
                 while self.state.worker.poll_requested:
-                    await self.changes.wait(None)
+                    await self.wait(None)
