@@ -13,6 +13,7 @@ from slipway_api.http.lease_broker import Lease
 from slipway_client.leases.admission import Admission, FailOpen
 from slipway_client.leases.broker import Broker
 from slipway_client.leases.errors import Unreachable
+from slipway_client.leases.host import Host
 from slipway_client.leases.session import Session
 from slipway_client.leases.state import State
 from slipway_client.leases.terms import Wanted
@@ -46,14 +47,13 @@ class Slow(msgspec.Struct):
             fail_open=FailOpen.SAFE,
             unavailable_seconds=4 * LATE_SECONDS,
         )
-        return Session(
+        host = Host(
             Broker(self.url, "secret of ann", Patience(least_seconds=TIMEOUT_SECONDS)),
-            Wanted(lease_pool_id="sim-a", request_id="r", holder="host:1:a"),
-            admission,
             State(self.folder, self.url, self.lines.append),
             Random(1),
             self.lines.append,
         )
+        return Session(host, Wanted(lease_pool_id="sim-a", request_id="r", holder="host:1:a"), admission)
 
     async def is_free(self) -> bool:
         return await self.world.broker.held() == 0

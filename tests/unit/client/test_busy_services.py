@@ -16,6 +16,7 @@ from slipway_client.cli.watching import fetcher
 from slipway_client.leases.admission import Admission, FailOpen
 from slipway_client.leases.broker import Broker
 from slipway_client.leases.gang import GangRequest
+from slipway_client.leases.host import Host
 from slipway_client.leases.session import Session
 from slipway_client.leases.state import State
 from slipway_client.leases.terms import Wanted
@@ -94,12 +95,12 @@ async def test_a_busy_broker_is_waited_for(served: tuple[Busy, str], tmp_path: P
     url = served[1]
     admission = Admission(begun_at=monotonic_seconds(), max_wait_seconds=60.0, fail_open=FailOpen.OPTIMISTIC)
     lines: list[str] = []
-    more = (admission, State(tmp_path, url, lines.append), Random(1), lines.append)
+    host = Host(Broker(url), State(tmp_path, url, lines.append), Random(1), lines.append)
     if kind == "lease":
-        granted: Any = await Session(Broker(url), Wanted(lease_pool_id="aws-ci", request_id="r"), *more).acquire()
+        granted: Any = await Session(host, Wanted(lease_pool_id="aws-ci", request_id="r"), admission).acquire()
     else:
         gang = AcquireGang(request_id="r", members=[GangMember(pool="aws-ci")])
-        (granted,) = await GangRequest(Broker(url), gang, *more).acquire()  # type: ignore[misc]
+        (granted,) = await GangRequest(host, gang, admission).acquire()  # type: ignore[misc]
     assert isinstance(granted, Lease)
     assert any("Too many requests of this token: nothing was changed" in line for line in lines)
 

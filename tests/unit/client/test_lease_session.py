@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from slipway_client.leases.admission import Admission, FailOpen
 from slipway_client.leases.admitting import Unleased
 from slipway_client.leases.broker import Broker
+from slipway_client.leases.host import Host
 from slipway_client.leases.session import Session
 from slipway_client.leases.state import State
 from slipway_client.leases.terms import Wanted
@@ -69,7 +70,7 @@ def session(server: tuple[SlowBroker, str], state: State) -> Session:
     admission = Admission(
         begun_at=monotonic_seconds(), max_wait_seconds=SECONDS, fail_open=FailOpen.OPTIMISTIC, unavailable_seconds=0.0
     )
-    return Session(Broker(server[1]), wanted, admission, state, Random(1), print)
+    return Session(Host(Broker(server[1]), state, Random(1), print), wanted, admission)
 
 
 def released(broker: SlowBroker) -> list[str]:

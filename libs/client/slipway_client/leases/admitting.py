@@ -2,19 +2,19 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from math import isfinite
 from random import Random
 from typing import Final, Generic, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from slipway_api.http.lease_broker import AcquireGang, QueuedRequest, UnleasedStart
 from slipway_client.leases import admission
 from slipway_client.leases.admission import Admission, Cause, FailOpen
-from slipway_client.leases.broker import Broker
 from slipway_client.leases.errors import NotAdmitted, Refused, Unreachable
-from slipway_client.leases.state import Spooled, State
+from slipway_client.leases.host import Host
+from slipway_client.leases.state import Spooled
 from slipway_client.transport.exchange import MISDIRECTED, NoAnswer
 from slipway_client.view import moments
 from slipway_common.base.clock import monotonic_seconds, utc_now
@@ -39,21 +39,11 @@ class Admitting(ABC, Generic[Granted]):
     """Wait of one request, until it is granted, given up, or its caller starts without. `gang` has what it requests; a
     single lease is a gang of one. A subclass sends the request, and records a start without a lease."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        gang: AcquireGang,
-        admission: Admission,
-        state: State,
-        rng: Random,
-        log: Callable[[str], None],
-    ) -> None:
-        self._broker = broker
+    def __init__(self, host: Host, gang: AcquireGang, admission: Admission) -> None:
+        self._host = host
         self._gang = gang
-        self._admission = admission
-        self._state = state
-        self._rng = rng
-        self._log = log
+        # Of the request id, so that a repeated request starts at the same part of its span.
+        self._admission = replace(admission, chance=Random(gang.request_id).random())  # noqa: S311
         self._problem = ""  # of the refusal, or of an address that is wrong
         self._asked_at = 0.0  # time of the newest request
 
@@ -69,7 +59,7 @@ class Admitting(ABC, Generic[Granted]):
                 if self._problem == UNEXPECTED:
                     return Unleased(UNEXPECTED)
                 self._admission, self._problem = admission.refused(self._admission, monotonic_seconds()), UNEXPECTED
-                self._log(f"{type(error).__name__}: {error}. {self._when()}")
+                self._host.log(f"{type(error).__name__}: {error}. {self._when()}")
 
     # What a subclass does
 
@@ -130,7 +120,7 @@ class Admitting(ABC, Generic[Granted]):
             return await self._on_granted(answer, wait_seconds)
         before = self._admission.waiting
         if before is None or before.position != answer.position:
-            self._log(f"waiting for a lease of {self._pools}: {outlook(answer)}")
+            self._host.log(f"waiting for a lease of {self._pools}: {outlook(answer)}")
         now = monotonic_seconds()
         self._admission = admission.waits(
             self._admission, answer, asked_at=self._asked_at, wait_seconds=wait_seconds, now=now
@@ -140,22 +130,24 @@ class Admitting(ABC, Generic[Granted]):
     def _unanswered(self, error: NoAnswer) -> None:
         now, before = monotonic_seconds(), self._admission
         if error.is_limited:
-            self._admission = admission.limited(before, error.retry_after_seconds, now=now, chance=self._rng.random())
-            self._log(f"waiting, since the lease-broker takes no more requests now: {error}")
+            self._admission = admission.limited(
+                before, error.retry_after_seconds, now=now, chance=self._host.rng.random()
+            )
+            self._host.log(f"waiting, since the lease-broker takes no more requests now: {error}")
             return
         self._admission = admission.unanswered(
             before,
             asked_at=self._asked_at,
             now=now,
-            chance=self._rng.random(),
+            chance=self._host.rng.random(),
             misdirected=error.problem in MISDIRECTED,
         )
         if before.backoff.since is None:
-            self._log(f"lease-broker unavailable, retrying: {error}")
+            self._host.log(f"lease-broker unavailable, retrying: {error}")
         if self._admission.cause is Cause.REFUSED and before.cause is not Cause.REFUSED:
             self._problem = error.problem
             if self._always_starts:
-                self._log(f"Check the address {self._broker.url} and its certificate. {self._when()}")
+                self._host.log(f"Check the address {self._host.broker.url} and its certificate. {self._when()}")
 
     def _refused(self, refused: Refused) -> None:
         """Apply a final refusal. Raises it, unless the fail-open mode is `always`."""
@@ -163,17 +155,19 @@ class Admitting(ABC, Generic[Granted]):
             raise refused
         self._admission = admission.refused(self._admission, monotonic_seconds())
         self._problem = refused.slug or "refused"
-        self._log(f"{refused}\n{self._when()}")
+        self._host.log(f"{refused}\n{self._when()}")
 
     def _pace(self) -> None:
         seconds = max(
-            self._state.slot(member.pool, member.units, member.hold_seconds or HOLD_SECONDS, self._rng.random())
+            self._host.state.slot(
+                member.pool, member.units, member.hold_seconds or HOLD_SECONDS, self._host.rng.random()
+            )
             for member in self._gang.members
         )
         self._admission = admission.paced(self._admission, monotonic_seconds() + seconds)
         if isfinite(admission.starts_at(self._admission)):
             left_seconds = admission.starts_at(self._admission) - monotonic_seconds()
-            self._log(
+            self._host.log(
                 f"lease-broker unavailable; starting without a lease in {moments.about(left_seconds)} unless it answers"
             )
         else:
@@ -182,7 +176,7 @@ class Admitting(ABC, Generic[Granted]):
                 if isfinite(seconds)
                 else "this pool granted none when last seen"
             )
-            self._log(f"lease-broker unavailable; not starting unless it answers, since {why}")
+            self._host.log(f"lease-broker unavailable; not starting unless it answers, since {why}")
 
     @property
     def _is_refused(self) -> bool:
@@ -227,7 +221,7 @@ class Admitting(ABC, Generic[Granted]):
         waited, waiting = moments.about(self._admission.max_wait_seconds), self._admission.waiting
         if unavailable:
             return Unreachable(
-                f"the lease-broker at {self._broker.url} has not answered within {waited}\n"
+                f"the lease-broker at {self._host.broker.url} has not answered within {waited}\n"
                 "Check that it is running, and its address in --lease-broker or SLIPWAY_LEASE_BROKER_URL."
             )
         error = NotAdmitted(f"no lease of {self._pools} within {waited}{f'; {outlook(waiting)}' if waiting else ''}")

@@ -8,19 +8,7 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from slipway_api.http.lease_broker import (
-    AcquireGang,
-    BindLease,
-    BoundToken,
-    ChargedStarts,
-    GrantedGang,
-    Lease,
-    QueuedRequest,
-    ReleaseLease,
-    RenewLease,
-    UnleasedStart,
-    UnleasedStarts,
-)
+from slipway_api.http import lease_broker as api
 from slipway_api.http.lease_pools import LeasePool
 from slipway_api.problems import Problem
 from slipway_client.leases.errors import LOST_SLUGS, Refused
@@ -65,18 +53,18 @@ class Broker:
 
     async def acquire(
         self, wanted: Wanted, wait_seconds: float, *, within_seconds: float = inf
-    ) -> Lease | QueuedRequest:
+    ) -> api.Lease | api.QueuedRequest:
         """Request a lease; returns it, or the place in the queue."""
         place = path("lease-pools", wanted.lease_pool_id, "leases")
-        return await self._requested(Lease, place, wanted.body(wait_seconds), wait_seconds, within_seconds)
+        return await self._requested(api.Lease, place, wanted.body(wait_seconds), wait_seconds, within_seconds)
 
     async def acquire_gang(
-        self, wanted: AcquireGang, wait_seconds: float, *, within_seconds: float = inf
-    ) -> list[Lease] | QueuedRequest:
+        self, wanted: api.AcquireGang, wait_seconds: float, *, within_seconds: float = inf
+    ) -> list[api.Lease] | api.QueuedRequest:
         """Request the leases of all members; returns them, or the place in their queues."""
         body = replace(wanted, wait_seconds=wait_seconds)
-        answer = await self._requested(GrantedGang, "/lease-gangs", body, wait_seconds, within_seconds)
-        return answer if isinstance(answer, QueuedRequest) else answer.leases
+        answer = await self._requested(api.GrantedGang, "/lease-gangs", body, wait_seconds, within_seconds)
+        return answer if isinstance(answer, api.QueuedRequest) else answer.leases
 
     async def cancel(self, wanted: Wanted, *, within_seconds: float = inf) -> None:
         """Cancel a request. A lease that was granted to it is released, unless others hold it."""
@@ -84,14 +72,16 @@ class Broker:
         url += f"?{urlencode({'holder': wanted.holder})}" if wanted.holder else ""
         await self._call("DELETE", url, within_seconds=within_seconds)
 
-    async def renew(self, lease: Lease) -> Lease:
+    async def renew(self, lease: api.Lease) -> api.Lease:
         """Renew a lease. Raises LeaseEnded."""
-        return _read(await self._held("renew", lease, RenewLease(fencing_token=lease.fencing_token)), Lease)
+        return _read(await self._held("renew", lease, api.RenewLease(fencing_token=lease.fencing_token)), api.Lease)
 
-    async def release(self, lease: Lease, result: str, *, throttled: bool = False, holder: str | None = None) -> None:
+    async def release(
+        self, lease: api.Lease, result: str, *, throttled: bool = False, holder: str | None = None
+    ) -> None:
         """Release all units of a lease, of several holders for this one; idempotent. Raises LeaseEnded."""
         token = lease.fencing_token
-        body = ReleaseLease(fencing_token=token, result=result, throttled=throttled, holder=holder)
+        body = api.ReleaseLease(fencing_token=token, result=result, throttled=throttled, holder=holder)
         await self._held("release", lease, body)
 
     async def lease_pool(self, lease_pool_id: str) -> LeasePool | None:
@@ -103,26 +93,26 @@ class Broker:
                 return None
             raise
 
-    async def report_unleased(self, lease_pool_id: str, start: UnleasedStart) -> Lease | None:
+    async def report_unleased(self, lease_pool_id: str, start: api.UnleasedStart) -> api.Lease | None:
         """Report an unleased start; returns the lease it was charged as, None if its hold is over."""
         _, answer = await self._call(
-            "POST", path("lease-pools", lease_pool_id, "unleased"), UnleasedStarts(starts=[start])
+            "POST", path("lease-pools", lease_pool_id, "unleased"), api.UnleasedStarts(starts=[start])
         )
-        charged = _read(answer, ChargedStarts).items
+        charged = _read(answer, api.ChargedStarts).items
         return charged[0] if charged and charged[0].hold_seconds_left > 0 else None
 
-    async def lease_token(self, lease: Lease, holder: str | None = None) -> str:
+    async def lease_token(self, lease: api.Lease, holder: str | None = None) -> str:
         """Issue a token that permits a holder no more than to hold this lease. Raises LeaseEnded."""
-        body = BindLease(fencing_token=lease.fencing_token, holder=holder)
-        return _read(await self._held("token", lease, body), BoundToken).token
+        body = api.BindLease(fencing_token=lease.fencing_token, holder=holder)
+        return _read(await self._held("token", lease, body), api.BoundToken).token
 
     async def _requested(
         self, kind: type[Answered], path: str, body: object, wait_seconds: float, within_seconds: float
-    ) -> Answered | QueuedRequest:
+    ) -> Answered | api.QueuedRequest:
         status, answer = await self._call("POST", path, body, wait_seconds=wait_seconds, within_seconds=within_seconds)
-        return _read(answer, QueuedRequest) if status == 202 else _read(answer, kind)
+        return _read(answer, api.QueuedRequest) if status == 202 else _read(answer, kind)
 
-    async def _held(self, what: str, lease: Lease, body: object) -> bytes:
+    async def _held(self, what: str, lease: api.Lease, body: object) -> bytes:
         try:
             return (await self._call("POST", path("leases", lease.lease_id, what), body))[1]
         except Refused as refused:

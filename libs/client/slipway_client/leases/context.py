@@ -23,8 +23,9 @@ from slipway_client.leases.admission import FAIL_OPEN_VARIABLE, UNAVAILABLE_SECO
 from slipway_client.leases.admitting import Unleased
 from slipway_client.leases.errors import LeaseLost
 from slipway_client.leases.holder import holder
+from slipway_client.leases.host import this_host
 from slipway_client.leases.log import log
-from slipway_client.leases.session import Session, open_session, readable_token
+from slipway_client.leases.session import Session
 from slipway_client.leases.terms import Wanted, parse_handle
 from slipway_client.transport.failed import SERVICES
 from slipway_client.transport.http import token_of
@@ -122,8 +123,8 @@ def lease(
             unavailable_seconds=unavailable_seconds,
         )
         where = url or environment.get("SLIPWAY_LEASE_BROKER_URL") or SERVICES["lease-broker"]
-        secret = token or readable_token(lambda: token_of(environment), mode, log)
-        return open_session(where, secret, wanted, admission, log, fenced=on_loss == "raise")
+        host = this_host(where, lambda: token or token_of(environment), mode, log)
+        return Session(host, wanted, admission, fenced=on_loss == "raise")
 
     return Leasing(None if switched_off(environment) else new_session, raises=on_loss == "raise")
 

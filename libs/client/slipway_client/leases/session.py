@@ -2,26 +2,24 @@
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable, Coroutine
-from random import Random
 from typing import Final
 
 from msgspec.structs import replace
 
 from slipway_api.http.lease_broker import AcquireGang, GangMember, Lease, QueuedRequest, UnleasedStart
 from slipway_client.leases import holding, pace
-from slipway_client.leases.admission import Admission, FailOpen, Wait
+from slipway_client.leases.admission import Admission, Wait
 from slipway_client.leases.admitting import Admitting, Unleased, outlook
-from slipway_client.leases.broker import Broker, LeaseEnded
+from slipway_client.leases.broker import LeaseEnded
 from slipway_client.leases.errors import Refused
 from slipway_client.leases.holding import Holding, LeaseEnd
-from slipway_client.leases.state import Spooled, State, folder
+from slipway_client.leases.host import Host
+from slipway_client.leases.state import Spooled
 from slipway_client.leases.terms import Wanted, hold_seconds
 from slipway_client.leases.unleased import LAST_TRY_SECONDS, UnleasedStarts
 from slipway_client.transport.backoff import Backoff, next_backoff
 from slipway_client.transport.exchange import NoAnswer
-from slipway_client.transport.failed import Failed
 from slipway_common.base.clock import monotonic_seconds
 
 RELEASE_SECONDS: Final = 10.0
@@ -33,25 +31,16 @@ NOT_REPLACEABLE: Final = frozenset({"unknown-lease", "wrong-owner", "stale-token
 
 
 class Session(Admitting[Lease]):
-    """Lease session. `admission` sets the wait and the fail-open mode; `log` gets lines for people. A `resumable`
-    session leaves its request in the queue when its wait is over: the same request id finds it again. For a `fenced`
-    one the lease is lost once another holder may have its units; any other keeps renewing it, and its work goes on."""
+    """Lease session. A `resumable` one leaves its request in the queue when its wait is over: the same request id finds
+    it again. For a `fenced` one the lease is lost once another holder may have its units; any other keeps renewing it,
+    and its work goes on."""
 
     def __init__(
-        self,
-        broker: Broker,
-        wanted: Wanted,
-        admission: Admission,
-        state: State,
-        rng: Random,
-        log: Callable[[str], None],
-        *,
-        resumable: bool = False,
-        fenced: bool = False,
+        self, host: Host, wanted: Wanted, admission: Admission, *, resumable: bool = False, fenced: bool = False
     ) -> None:
         member = GangMember(pool=wanted.lease_pool_id, units=wanted.units, hold_seconds=wanted.hold_seconds)
         gang = AcquireGang(request_id=wanted.request_id, operation=wanted.operation, members=[member])
-        super().__init__(broker, gang, admission, state, rng, log)
+        super().__init__(host, gang, admission)
         self._wanted = wanted
         self._resumable = resumable
         self._fenced = fenced
@@ -59,7 +48,7 @@ class Session(Admitting[Lease]):
         self._background: set[asyncio.Task[None]] = set()
         self._sent = False
         self._is_held = asyncio.Event()
-        self._unreported = UnleasedStarts(broker, state, rng, log, self._hold)
+        self._unreported = UnleasedStarts(host, self._hold)
         self._answered = False
 
     # Admission
@@ -68,7 +57,7 @@ class Session(Admitting[Lease]):
         with contextlib.suppress(NoAnswer):  # first, so that they count before anything is granted
             await self._unreported.report_once()
         self._asked_at, self._sent = monotonic_seconds(), True
-        answer = await self._broker.acquire(self._wanted, wait_seconds, within_seconds=until - self._asked_at)
+        answer = await self._host.broker.acquire(self._wanted, wait_seconds, within_seconds=until - self._asked_at)
         self._on_first_answer()
         return answer
 
@@ -86,7 +75,7 @@ class Session(Admitting[Lease]):
 
     def _refused(self, refused: Refused) -> None:
         if self._wanted.replaces is not None and refused.slug in NOT_REPLACEABLE:
-            self._log(f"cannot replace the lease of the previous attempt ({refused}); requesting a new one")
+            self._host.log(f"cannot replace the lease of the previous attempt ({refused}); requesting a new one")
             self._wanted = replace(self._wanted, replaces=None)
             return
         self._sent = False  # a refused request has changed nothing
@@ -96,13 +85,13 @@ class Session(Admitting[Lease]):
         waiting, (entry,) = self._admission.waiting, self._spooled()
         self._sent = False  # nothing is left to cancel: the start takes the place of the request
         if self._is_refused:
-            count = self._state.record_uncharged(entry)
-            self._log(f"starting without a lease; start {count} of this host that is charged to no lease pool")
+            count = self._host.state.record_uncharged(entry)
+            self._host.log(f"starting without a lease; start {count} of this host that is charged to no lease pool")
             return self._unleased()
         if waiting is None or self._admission.backoff.since is not None:
-            self._log("lease-broker unavailable; starting without a lease, which will be reported to it later")
+            self._host.log("lease-broker unavailable; starting without a lease, which will be reported to it later")
         else:
-            self._log(f"no lease of {self._pools} yet ({outlook(waiting)}); starting without one")
+            self._host.log(f"no lease of {self._pools} yet ({outlook(waiting)}); starting without one")
         self._start_uncounted(entry.start)
         return self._unleased()
 
@@ -115,7 +104,7 @@ class Session(Admitting[Lease]):
         if self._sent:
             self._sent = False
             with contextlib.suppress(NoAnswer, Refused):  # a lease that is not renewed ends with its TTL
-                await self._broker.cancel(self._wanted, within_seconds=RELEASE_SECONDS)
+                await self._host.broker.cancel(self._wanted, within_seconds=RELEASE_SECONDS)
 
     def _hold(self, lease: Lease, asked_at: float) -> None:
         self._holding = holding.granted(lease, asked_at)
@@ -138,13 +127,15 @@ class Session(Admitting[Lease]):
     async def lease_token(self) -> str:
         """Token bound to the lease, for its command; empty if it cannot be had, or our broker needs none."""
         assert self._holding is not None
-        if not self._broker.authorized:
+        if not self._host.broker.authorized:
             return ""
         try:
             async with asyncio.timeout(TOKEN_SECONDS):
-                return await self._broker.lease_token(self._holding.lease, self._wanted.holder)
+                return await self._host.broker.lease_token(self._holding.lease, self._wanted.holder)
         except (NoAnswer, Refused, LeaseEnded, TimeoutError) as error:
-            self._log(f"the command gets no token, since none was issued for its lease: {str(error) or 'no answer'}")
+            self._host.log(
+                f"the command gets no token, since none was issued for its lease: {str(error) or 'no answer'}"
+            )
             return ""
 
     async def hold(self, on_trust: Callable[[bool], None] = lambda trusted: None) -> LeaseEnd:
@@ -158,7 +149,7 @@ class Session(Admitting[Lease]):
                     await asyncio.sleep(max(0.0, until - monotonic_seconds()))
                 case holding.Doubt():
                     self._holding = holding.doubted(self._holding)
-                    self._log(
+                    self._host.log(
                         "the lease could not be renewed in time; another holder may have its units. "
                         "Renewing it is retried until its hold ends."
                     )
@@ -168,7 +159,7 @@ class Session(Admitting[Lease]):
                     if (over := await self._renew(before)) is not None:
                         return self._ended(before.lease, over)
                     if before.doubted and not self._holding.doubted:
-                        self._log("the lease was renewed: nobody else had its units")
+                        self._host.log("the lease was renewed: nobody else had its units")
                         on_trust(True)
                 case over:
                     return over
@@ -179,7 +170,7 @@ class Session(Admitting[Lease]):
         until = held.hold_until if held.doubted else held.trusted_until
         try:
             async with asyncio.timeout(until - asked_at):
-                self._holding = holding.granted(await self._broker.renew(held.lease), asked_at)
+                self._holding = holding.granted(await self._host.broker.renew(held.lease), asked_at)
         except LeaseEnded as ended:
             return holding.ended(ended.reason)
         except TimeoutError:
@@ -188,9 +179,9 @@ class Session(Admitting[Lease]):
             # A refused token says nothing about the lease, and may be corrected. Nor does an error that nobody expects,
             # which must not end the work.
             if held.backoff.since is None:
-                self._log(f"the lease could not be renewed, retrying: {error}")
+                self._host.log(f"the lease could not be renewed, retrying: {error}")
             after_seconds = error.retry_after_seconds if isinstance(error, NoAnswer) else 0.0
-            self._holding = holding.unanswered(held, monotonic_seconds(), self._rng.random(), after_seconds)
+            self._holding = holding.unanswered(held, monotonic_seconds(), self._host.rng.random(), after_seconds)
         return None
 
     def _ended(self, lease: Lease, over: LeaseEnd) -> LeaseEnd:
@@ -232,14 +223,14 @@ class Session(Admitting[Lease]):
         backoff, end = Backoff(), monotonic_seconds() + RELEASE_SECONDS
         while True:
             try:
-                return await self._broker.release(lease, result, throttled=throttled, holder=self._wanted.holder)
+                return await self._host.broker.release(lease, result, throttled=throttled, holder=self._wanted.holder)
             except (LeaseEnded, Refused):
                 return None  # nothing is held
             except NoAnswer as error:
-                chance = self._rng.random()
+                chance = self._host.rng.random()
                 backoff = next_backoff(backoff, monotonic_seconds(), chance, error.retry_after_seconds)
                 if backoff.retry_at > end:
-                    self._log(f"could not release the lease ({error}); it expires with its TTL")
+                    self._host.log(f"could not release the lease ({error}); it expires with its TTL")
                     return None
                 await asyncio.sleep(backoff.retry_at - monotonic_seconds())
 
@@ -260,35 +251,5 @@ class Session(Admitting[Lease]):
     async def _record_pace(self) -> None:
         pool = self._wanted.lease_pool_id
         with contextlib.suppress(NoAnswer, Refused):
-            if (row := await self._broker.lease_pool(pool)) is not None:
-                self._state.learn(pool, pace.seen(row, self._wanted.operation, self._state.pace(pool)))
-
-
-def readable_token(read: Callable[[], str], fail_open: FailOpen, log: Callable[[str], None]) -> str:
-    """Token that `read` returns. In mode `always` an unreadable one is logged: the broker refuses a request without it,
-    which starts without a lease then."""
-    try:
-        return read()
-    except (Failed, ValueError) as error:
-        if fail_open is not FailOpen.ALWAYS:
-            raise
-        log(str(error))
-        return ""
-
-
-def open_session(
-    url: str,
-    token: str,
-    wanted: Wanted,
-    admission: Admission,
-    log: Callable[[str], None],
-    *,
-    resumable: bool = False,
-    fenced: bool = False,
-) -> Session:
-    """Open a session with the lease-broker at `url` and this host's state."""
-    state = State(folder(os.environ), url, log)
-    rng = Random()  # noqa: S311 (spreads repetitions)
-    # Of the request id, so that a repeated request starts at the same part of its span.
-    admission = replace(admission, chance=Random(wanted.request_id).random())  # noqa: S311
-    return Session(Broker(url, token), wanted, admission, state, rng, log, resumable=resumable, fenced=fenced)
+            if (row := await self._host.broker.lease_pool(pool)) is not None:
+                self._host.state.learn(pool, pace.seen(row, self._wanted.operation, self._host.state.pace(pool)))

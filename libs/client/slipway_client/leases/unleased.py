@@ -3,16 +3,16 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from random import Random
 from typing import Final
 
 from msgspec.structs import replace
 
 from slipway_api.http.lease_broker import Lease
 from slipway_client.leases import errors
-from slipway_client.leases.broker import Broker, LeaseEnded
+from slipway_client.leases.broker import LeaseEnded
 from slipway_client.leases.errors import Refused
-from slipway_client.leases.state import Spooled, State
+from slipway_client.leases.host import Host
+from slipway_client.leases.state import Spooled
 from slipway_client.transport.backoff import Backoff, next_backoff
 from slipway_client.transport.exchange import NoAnswer
 from slipway_common.base.clock import monotonic_seconds
@@ -26,18 +26,8 @@ class UnleasedStarts:
     `on_charged` gets the lease as which our own was charged, and the time of the report.
     """
 
-    def __init__(
-        self,
-        broker: Broker,
-        state: State,
-        rng: Random,
-        log: Callable[[str], None],
-        on_charged: Callable[[Lease, float], None],
-    ) -> None:
-        self._broker = broker
-        self._state = state
-        self._rng = rng
-        self._log = log
+    def __init__(self, host: Host, on_charged: Callable[[Lease, float], None]) -> None:
+        self._host = host
         self._on_charged = on_charged
         self._own: Spooled | None = None  # until it is charged
         self._unaccepted: set[str] = set()  # starts that were refused
@@ -45,7 +35,7 @@ class UnleasedStarts:
     def record(self, own: Spooled) -> None:
         """Record our own start."""
         self._own = own
-        self._state.spool(own)
+        self._host.state.spool(own)
 
     async def report(self) -> None:
         """Report all starts, retrying until the broker answers."""
@@ -54,7 +44,7 @@ class UnleasedStarts:
             try:
                 return await self.report_once()
             except NoAnswer as error:
-                chance = self._rng.random()
+                chance = self._host.rng.random()
                 backoff = next_backoff(backoff, monotonic_seconds(), chance, error.retry_after_seconds)
                 await asyncio.sleep(max(0.0, backoff.retry_at - monotonic_seconds()))
 
@@ -76,23 +66,23 @@ class UnleasedStarts:
             try:
                 await self._charge(entry)
             except Refused as refused:
-                self._log(f"unleased start in {entry.lease_pool_id} was not accepted: {refused}")
+                self._host.log(f"unleased start in {entry.lease_pool_id} was not accepted: {refused}")
                 self._unaccepted.add(entry.key)
                 if refused.slug not in errors.UNCHARGEABLE_SLUGS:
                     continue  # kept for a process with another token, or until the host's clock is corrected
-                self._state.record_uncharged(replace(entry, refused=refused.slug))
-            self._state.reported(entry)
+                self._host.state.record_uncharged(replace(entry, refused=refused.slug))
+            self._host.state.reported(entry)
 
     def _unreported(self) -> list[Spooled]:
         """Spooled launches, and our own even if another process reported it: the answer has the lease to release."""
-        entries, own = self._state.spooled(), self._own
+        entries, own = self._host.state.spooled(), self._own
         entries = entries if own is None or own in entries else [*entries, own]
         return [entry for entry in entries if entry.key not in self._unaccepted]
 
     async def _charge(self, entry: Spooled) -> None:
         """Report one start. Our own becomes a lease like any other; one that has ended is released at once."""
         asked_at = monotonic_seconds()
-        lease = await self._broker.report_unleased(entry.lease_pool_id, entry.start)
+        lease = await self._host.broker.report_unleased(entry.lease_pool_id, entry.start)
         own, result = self._own, entry.result
         if own is not None and own.start == entry.start:
             # Without an await between, so that a concurrent release finds either the start or the lease.
@@ -101,4 +91,4 @@ class UnleasedStarts:
                 self._on_charged(lease, asked_at)
         if lease is not None and result:
             with contextlib.suppress(LeaseEnded):
-                await self._broker.release(lease, result)
+                await self._host.broker.release(lease, result)

@@ -5,7 +5,7 @@ import signal
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -13,6 +13,8 @@ from typer.core import TyperCommand
 from slipway_client.cli.commands.lease_options import Pool, duration_or_zero, handle_of
 from slipway_client.cli.options import api_of, as_usage
 from slipway_client.cli.tables import as_json
+from slipway_client.leases.errors import NOT_STARTED
+from slipway_client.leases.log import log
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api
 from slipway_client.transport.switch import switched_off
@@ -21,12 +23,10 @@ from slipway_client.view import moments
 if TYPE_CHECKING:
     from slipway_api.http.lease_broker import AcquireGroup, Lease
     from slipway_client.leases.admission import Admission
+    from slipway_client.leases.host import Host
     from slipway_client.leases.run import Outcome
-    from slipway_client.leases.session import Session
-    from slipway_client.leases.terms import Wanted
 
 app = typer.Typer(rich_markup_mode=None)
-NOT_STARTED: Final = 125  # as errors.NOT_STARTED, which takes longer to import
 
 
 class _Run(TyperCommand):
@@ -159,8 +159,8 @@ def run_leased(
     from slipway_client.leases.attempts import Attempt
     from slipway_client.leases.errors import NotStarted
     from slipway_client.leases.holder import holder
-    from slipway_client.leases.log import log
     from slipway_client.leases.run import run
+    from slipway_client.leases.session import Session
     from slipway_client.leases.status_file import Status, write
     from slipway_client.leases.terms import Wanted
     from slipway_common.base.ids import new_id
@@ -191,7 +191,7 @@ def run_leased(
     try:
         ended = asyncio.run(
             run(
-                _session(api, numbered.wanted, begun, fenced=signum is not None),
+                Session(_host(api, begun), numbered.wanted, begun, fenced=signum is not None),
                 pool,
                 command,
                 on_loss=signum,
@@ -222,7 +222,6 @@ def _end_as(ended: "Outcome") -> NoReturn:
 def _run_switched_off(command: list[str], status_file: Path | None, *, passes_token: bool) -> NoReturn:
     """Run the command without a lease: in place of this process, unless its end is to be recorded."""
     from slipway_client.leases.environment import without_secrets
-    from slipway_client.leases.log import log
 
     if status_file is not None:
         import asyncio
@@ -280,6 +279,7 @@ def acquire(
 
     from slipway_api.http.lease_broker import Lease
     from slipway_client.leases.errors import NotAdmitted
+    from slipway_client.leases.session import Session
     from slipway_client.leases.terms import Wanted
     from slipway_common.base.ids import new_id
 
@@ -295,7 +295,8 @@ def acquire(
             replaces=handle_of(replaces) if replaces else None,
             group=_group(group, group_size, spread, member),
         )
-    session = _session(api_of(context), wanted, _begun(max_wait, fail_open), resumable=bool(request_id))
+    begun = _begun(max_wait, fail_open)
+    session = Session(_host(api_of(context), begun), wanted, begun, resumable=bool(request_id))
 
     async def admitted() -> "tuple[Lease | None, str]":
         admission = await session.acquire()
@@ -341,15 +342,10 @@ def acquire_gang(
     if switched_off(os.environ):
         return
     import asyncio
-    from random import Random
 
     from slipway_api.http.lease_broker import AcquireGang, GangMember
     from slipway_client.leases.admitting import Unleased
-    from slipway_client.leases.broker import Broker
     from slipway_client.leases.gang import GangRequest
-    from slipway_client.leases.log import log
-    from slipway_client.leases.session import readable_token
-    from slipway_client.leases.state import State, folder
     from slipway_common.base.ids import new_id
 
     hold_seconds = duration_or_zero("--hold", hold)
@@ -360,11 +356,8 @@ def acquire_gang(
             raise typer.BadParameter(f"--member {text}: expected POOL or POOL:UNITS")
         members.append(GangMember(pool=pool, units=int(units or 1), hold_seconds=hold_seconds))
     wanted = AcquireGang(request_id=request_id or new_id(), operation=operation, tenant=tenant or None, members=members)
-    api: Api = api_of(context)
-    begun = _begun(max_wait, fail_open, chance=Random(wanted.request_id).random())  # noqa: S311 (spreads starts)
-    broker = Broker(api.urls["lease-broker"], readable_token(lambda: api.token, begun.fail_open, log))
-    state = State(folder(os.environ), broker.url, log)
-    request = GangRequest(broker, wanted, begun, state, Random(), log)  # noqa: S311 (spreads repetitions)
+    begun = _begun(max_wait, fail_open)
+    request = GangRequest(_host(api_of(context), begun), wanted, begun)
     leases = asyncio.run(request.acquire())
     if isinstance(leases, Unleased):
         _print_unleased(wanted.request_id, leases.cause, LeaseFormat(output))
@@ -375,7 +368,6 @@ def acquire_gang(
 
 def _log_capped_hold(requested_seconds: float | None, leases: "list[Lease]") -> None:
     """Log a hold that the pool has capped."""
-    from slipway_client.leases.log import log
     from slipway_client.leases.terms import hold_seconds
 
     for lease in leases:
@@ -428,9 +420,7 @@ def _group(name: str, size: int, spread: str | None, member: int | None) -> "Acq
     return AcquireGroup(name=name, size=size, spread_seconds=seconds, member=member)
 
 
-def _begun(
-    max_wait: str, fail_open: FailOpenWord, unavailable_after: str = "10s", *, chance: float = 0.0
-) -> "Admission":
+def _begun(max_wait: str, fail_open: FailOpenWord, unavailable_after: str = "10s") -> "Admission":
     from slipway_client.leases.admission import Admission, FailOpen
     from slipway_common.base.clock import monotonic_seconds
 
@@ -439,15 +429,10 @@ def _begun(
         max_wait_seconds=duration_or_zero("--max-wait", max_wait) or 0.0,
         fail_open=FailOpen(fail_open),
         unavailable_seconds=duration_or_zero("--unavailable-after", unavailable_after) or 0.0,
-        chance=chance,
     )
 
 
-def _session(
-    api: Api, wanted: "Wanted", begun: "Admission", *, resumable: bool = False, fenced: bool = False
-) -> "Session":
-    from slipway_client.leases.log import log
-    from slipway_client.leases.session import open_session, readable_token
+def _host(api: Api, begun: "Admission") -> "Host":
+    from slipway_client.leases.host import this_host
 
-    token = readable_token(lambda: api.token, begun.fail_open, log)
-    return open_session(api.urls["lease-broker"], token, wanted, begun, log, resumable=resumable, fenced=fenced)
+    return this_host(api.urls["lease-broker"], lambda: api.token, begun.fail_open, log)
