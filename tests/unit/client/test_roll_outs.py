@@ -194,15 +194,15 @@ def rows(*configs: Config) -> dict[str, str]:
 def test_both_revisions_are_on_the_screen() -> None:
     shown = rows(NEW, FALLBACK)
     assert "● healthy" in shown["a@8b1d00"]
-    assert "new: 2 of 5 starts succeeded" in shown["a@8b1d00"]
+    assert "2 of 5 starts succeeded" in shown["a@8b1d00"]
     assert "◇ fallback  launches what the new revision does not" in shown["a@3f2c9a"]
 
 
 def test_a_drain_is_on_the_screen() -> None:
     shown = rows(PROVEN, DRAINING)
-    assert "▽ draining  3 workers left, deadline at 13:00:00; replaced by a@8b1d00" in shown["a@3f2c9a"]
+    assert "▽ draining  3 workers left, until 13:00:00; replaced by a@8b1d00" in shown["a@3f2c9a"]
     over = msgspec.structs.replace(DRAINING, drain_until=NOW)
-    assert "▽ draining  3 workers left, overdue" in rows(PROVEN, over)["a@3f2c9a"]
+    assert "▽ draining  3 workers left, 0 s over the deadline" in rows(PROVEN, over)["a@3f2c9a"]
 
 
 def test_a_revision_that_is_alone_has_no_hash_on_the_screen() -> None:

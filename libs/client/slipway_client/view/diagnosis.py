@@ -12,19 +12,7 @@ from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_api.http.provisioner.pools import LaunchStop, Pool
 from slipway_api.http.provisioner.recovery import Deployment
 from slipway_api.http.service import LeaderStatus, ListedAlert, ServiceStatus
-from slipway_client.view import moments
-from slipway_client.view.phrases import (
-    count,
-    drain,
-    frozen,
-    is_overdue,
-    is_tripped,
-    launch_stop,
-    paused,
-    start_launching,
-    stopped,
-    tripped,
-)
+from slipway_client.view import moments, phrases
 from slipway_client.view.why.accounts import lower_limit, tripped_by_credential
 from slipway_common.base.revisions import name_of
 from slipway_common.base.text import listed
@@ -238,7 +226,7 @@ def _lag(statuses: Mapping[str, ServiceStatus]) -> Iterable[Finding]:
         for topic, events in behind.items():
             if events > LAG_EVENTS:
                 do = "if the lag does not fall, read the service's log or start another replica"
-                yield Finding(WARN, "lag", f"{name} is {count(events, 'event')} behind on {topic}", do)
+                yield Finding(WARN, "lag", f"{name} is {phrases.count(events, 'event')} behind on {topic}", do)
 
 
 def _no_lag(seen: Gathered) -> tuple[str, str, str]:
@@ -260,7 +248,7 @@ def _dead(statuses: Mapping[str, ServiceStatus]) -> Iterable[Finding]:
     for name, status in statuses.items():
         if dead := status.dead_letters:
             remedy = f"slipway dlq ls {name}; then slipway dlq replay or drop"
-            yield Finding(FAIL, "dead letters", f"{name} has {count(dead, 'dead letter')}", remedy)
+            yield Finding(FAIL, "dead letters", f"{name} has {phrases.count(dead, 'dead letter')}", remedy)
 
 
 def _outbox(statuses: Mapping[str, ServiceStatus]) -> Iterable[Finding]:
@@ -290,7 +278,7 @@ def _ages(seen: Gathered) -> str:
 def _alerts(seen: Gathered) -> Iterable[Finding]:
     """Pages are warnings, unless silenced; notices report what Slipway handles alone, but for a tripped pool. Those on
     tripped configs and throttled accounts repeat findings about health and accounts."""
-    known = {(CONFIG_TRIPPED, config.id) for config in seen.configs or () if is_tripped(config)}
+    known = {(CONFIG_TRIPPED, config.id) for config in seen.configs or () if phrases.is_tripped(config)}
     known |= {(THROTTLED, account.id) for account in seen.accounts or () if account.throttled}
     alerts = sorted(seen.alerts or (), key=lambda row: (row.severity == "notice", row.since))
     for alert in alerts:
@@ -306,18 +294,18 @@ def _alerts(seen: Gathered) -> Iterable[Finding]:
 
 def _launch_stops(seen: Gathered) -> Iterable[Finding]:
     for stop in seen.launch_stops or ():
-        yield Finding(WARN, "launch stops", launch_stop(stop, seen.now), start_launching(stop))
+        yield Finding(WARN, "launch stops", phrases.launch_stop(stop, seen.now), phrases.start_launching(stop))
     for pool in seen.pools or ():
         if pool.paused:
             remedy = f"slipway pool resume {pool.id} --reason …"
-            yield Finding(WARN, "launch stops", f"pool {pool.id} is {paused(pool, seen.now)}", remedy)
+            yield Finding(WARN, "launch stops", f"pool {pool.id} is {phrases.paused(pool, seen.now)}", remedy)
         if pool.frozen:
             remedy = f"slipway pool unfreeze {pool.id} --reason …"
-            yield Finding(WARN, "launch stops", f"pool {pool.id} is {frozen(pool, seen.now)}", remedy)
+            yield Finding(WARN, "launch stops", f"pool {pool.id} is {phrases.frozen(pool, seen.now)}", remedy)
     paused_configs = {name_of(row.id): row for row in seen.configs or () if row.state == "paused"}
     for name, config in paused_configs.items():
         until = config.paused_until
-        detail = stopped("paused", config.state_by, until, config.state_reason, seen.now)
+        detail = phrases.stopped("paused", config.state_by, until, config.state_reason, seen.now)
         yield Finding(NOTE, "launch stops", f"launch config {name} is {detail}", f"slipway lc resume {name} --reason …")
 
 
@@ -325,16 +313,16 @@ def _tripped(seen: Gathered) -> Iterable[Finding]:
     """A pool of which every active config is tripped fails while tasks are pending; else a tripped config is a note."""
     pending = {pool.id: pool.pending or 0 for pool in seen.pools or ()}
     for pool_id, active in sorted(_by(seen.configs or (), lambda config: config.pool_id).items()):
-        bad = [config for config in active if is_tripped(config)]
+        bad = [config for config in active if phrases.is_tripped(config)]
         if bad and len(bad) == len(active):
             tasks = pending.get(pool_id, 0)
             detail = f"pool {pool_id} launches only probes: {_every(bad)} tripped"
-            detail += f"; {count(tasks, 'task')} pending" if tasks else ""
+            detail += f"; {phrases.count(tasks, 'task')} pending" if tasks else ""
             yield Finding(FAIL if tasks else WARN, "health", detail, f"slipway why {pool_id}")
         for config in bad:
             remedy = f"slipway why {config.id}"
             remedy = remedy if tripped_by_credential(config) else f"none needed; `{remedy}` explains it"
-            yield Finding(NOTE, "health", f"{config.id} tripped: {tripped(config, seen.now)}", remedy)
+            yield Finding(NOTE, "health", f"{config.id} tripped: {phrases.tripped(config, seen.now)}", remedy)
 
 
 def _accounts(seen: Gathered) -> Iterable[Finding]:
@@ -350,7 +338,7 @@ def _accounts(seen: Gathered) -> Iterable[Finding]:
             )
             yield Finding(NOTE, "accounts", detail, lower_limit(row))
     for account, active in sorted(_by(seen.configs or (), lambda config: config.account_id).items()):
-        if all(map(is_tripped, active)):
+        if all(map(phrases.is_tripped, active)):
             detail = f"{account} launches only probes: {_every(active)} tripped"
             yield Finding(WARN, "accounts", detail, f"slipway why {active[0].id}")
 
@@ -360,12 +348,13 @@ def _out_of_reach(account: Account, now: datetime) -> Iterable[Finding]:
     problem = account.problem  # the first one of the last check
     if account.retired:
         if account.may_still_run:
-            detail = f"{id_} is retired; {count(account.may_still_run, 'machine')} may still run there"
+            detail = f"{id_} is retired; {phrases.count(account.may_still_run, 'machine')} may still run there"
             yield Finding(NOTE, "accounts", detail, f"slipway account show {id_}")
     elif account.unreachable:
         began = account.unanswered_since
         since = f" since {moments.clock(began, now)}" if began else ""
-        open_ = f"{count(account.unknown_calls, 'unknown call')}, {count(account.leaving, 'worker')} to terminate"
+        calls, leaving = phrases.count(account.unknown_calls, "unknown call"), phrases.count(account.leaving, "worker")
+        open_ = f"{calls}, {leaving} to terminate"
         never = f"if it will never answer again: slipway account retire {id_} --reason …"
         remedy = f"`slipway account check {id_}` says why; {never}"
         detail = f"{id_} has not answered{since}: {open_}"
@@ -373,7 +362,7 @@ def _out_of_reach(account: Account, now: datetime) -> Iterable[Finding]:
         yield Finding(FAIL, "accounts", detail, remedy)
     elif account.problems and account.checked_at:
         checked = moments.clock(account.checked_at, now)
-        detail = f"{id_} had {count(account.problems, 'problem')} when it was checked at {checked}"
+        detail = f"{id_} had {phrases.count(account.problems, 'problem')} when it was checked at {checked}"
         detail += f": {problem}" if problem else ""
         yield Finding(WARN, "accounts", detail, f"slipway account check {id_}")
     if account.mass_unresponsive:
@@ -384,9 +373,9 @@ def _out_of_reach(account: Account, now: datetime) -> Iterable[Finding]:
 def _drains(seen: Gathered) -> Iterable[Finding]:
     """A drain over its deadline needs a person, unless Slipway terminates the workers that are left."""
     for config in seen.configs or ():
-        if not is_overdue(config, seen.now):
+        if not phrases.is_overdue(config, seen.now):
             continue
-        detail = f"{config.id} drains: {drain(config, seen.now)}"
+        detail = f"{config.id} drains: {phrases.drain(config, seen.now)}"
         if config.drain_terminate:
             yield Finding(NOTE, "drains", detail, "none needed; `slipway worker ls` shows them leave")
         else:
@@ -395,7 +384,7 @@ def _drains(seen: Gathered) -> Iterable[Finding]:
 
 
 def _any_tripped(seen: Gathered) -> bool:
-    return any(map(is_tripped, seen.configs or ()))
+    return any(map(phrases.is_tripped, seen.configs or ()))
 
 
 def _by(configs: Iterable[LaunchConfig], of: Callable[[LaunchConfig], str]) -> dict[str, list[LaunchConfig]]:

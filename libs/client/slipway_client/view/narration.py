@@ -7,18 +7,10 @@ from typing import Final
 
 import msgspec
 
+from slipway_api.events import worker as events
 from slipway_api.events.alert import Alert, AlertRaised
 from slipway_api.events.pool import PoolRolledBack
 from slipway_api.events.weight import WeightChanged
-from slipway_api.events.worker import (
-    Result,
-    Stage,
-    WorkerErrorReported,
-    WorkerEvent,
-    WorkerLaunchFailed,
-    WorkerLost,
-    WorkerStopping,
-)
 from slipway_client.view import roll_outs
 from slipway_client.view.phrases import HEALTHY, count, next_probe, trip_cause, where
 from slipway_client.view.snapshot import Config, EventLine, Pool, Snapshot, labels, shares
@@ -98,7 +90,7 @@ class Failures:
     def __init__(self) -> None:
         self._waiting: dict[tuple[int, _Cause], list[tuple[datetime, str]]] = {}
 
-    def add(self, at: datetime, event: WorkerEvent) -> None:
+    def add(self, at: datetime, event: events.WorkerEvent) -> None:
         if cause := _cause(event):
             self._waiting.setdefault((int(at.timestamp()), cause), []).append((at, event.launch_config_id))
 
@@ -128,18 +120,18 @@ class _Cause(msgspec.Struct, frozen=True, order=True):
     reason: str
 
 
-def _cause(event: WorkerEvent) -> _Cause | None:
+def _cause(event: events.WorkerEvent) -> _Cause | None:
     """The failure in an event, with the provider's or Slipway's reason; None for an event that is no failure."""
     match event:
-        case WorkerLaunchFailed():
+        case events.WorkerLaunchFailed():
             return _Cause("launch refused", "launches refused", event.outcome.code or event.outcome.scope.value)
-        case WorkerStopping(outcome=outcome) if outcome is not None and outcome.result is Result.FAILED:
-            if outcome.stage is Stage.BOOT:
+        case events.WorkerStopping(outcome=outcome) if outcome is not None and outcome.result is events.Result.FAILED:
+            if outcome.stage is events.Stage.BOOT:
                 return _Cause("boot failed", "boots failed", event.reason)
             return _Cause("worker claimed no task", "workers claimed no task", event.reason)
-        case WorkerLost():
+        case events.WorkerLost():
             return _Cause("worker lost", "workers lost", event.reason)
-        case WorkerErrorReported():
+        case events.WorkerErrorReported():
             return _Cause("worker reported an error", "workers reported an error", event.kind)
     return None
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from slipway_client.view.phrases import count, workers_left
+from slipway_client.view.phrases import count, drain
 from slipway_client.view.snapshot import Config, EventLine, Snapshot
 from slipway_common.base.text import listed
 
@@ -71,9 +71,7 @@ def _draining(before: Snapshot, now: Snapshot) -> Iterator[Step]:
     for config in now.configs:
         if config.state == "draining" and config.id not in was:
             reason = f": {config.state_reason}" if config.state_reason else ""
-            left = workers_left(config.live)
-            until = f", until {now.stamp(config.drain_until)}" if config.live and config.drain_until else ""
-            yield Step(config, f"{config.id} drains{reason} ({left}{until})", "revisions drain")
+            yield Step(config, f"{config.id} drains{reason} ({drain(config, now.now)})", "revisions drain")
 
 
 def _returned(before: Snapshot, now: Snapshot) -> Iterator[Step]:

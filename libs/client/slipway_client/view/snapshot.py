@@ -11,19 +11,7 @@ from slipway_api.http.provisioner import pools
 from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_api.http.provisioner.pools import LaunchStop
 from slipway_api.http.service import ListedAlert
-from slipway_client.view.phrases import (
-    HEALTHY,
-    PROBING,
-    STAGES,
-    TRIPPED,
-    count,
-    is_fallback,
-    limit_in_force,
-    own_cause,
-    stops_everything,
-    where,
-    workers_left,
-)
+from slipway_client.view import phrases
 from slipway_common.base.revisions import name_of
 
 ROLLING = "rolling"
@@ -57,12 +45,12 @@ class Config(LaunchConfig, frozen=True, kw_only=True):
     @property
     def launches(self) -> bool:
         """True if launches follow its weight; otherwise only probes are launched, or nothing."""
-        return self.state == "active" and self.health_state == HEALTHY
+        return self.state == "active" and self.health_state == phrases.HEALTHY
 
     @property
     def fallback(self) -> bool:
         """True for an active revision that is being replaced: it may launch until the current one is proven."""
-        return is_fallback(self)
+        return phrases.is_fallback(self)
 
     @property
     def unproven(self) -> bool:
@@ -71,7 +59,7 @@ class Config(LaunchConfig, frozen=True, kw_only=True):
 
     @property
     def tripped(self) -> bool:
-        return self.state == "active" and self.health_state in (TRIPPED, PROBING)
+        return self.state == "active" and self.health_state in (phrases.TRIPPED, phrases.PROBING)
 
     @property
     def shown_state(self) -> str:
@@ -84,7 +72,7 @@ class Config(LaunchConfig, frozen=True, kw_only=True):
     def binding(self) -> Level | None:
         """The stage with the least room, as the provisioner counts it."""
         levels, before = [], 0
-        for name in STAGES:
+        for name in phrases.STAGES:
             if stage := self.stages.get(name):
                 levels.append(Level(name, stage.in_flight + stage.unfolded + before, stage.window))
                 before += stage.in_flight
@@ -106,7 +94,7 @@ class LeasePool(lease_pools.LeasePool, frozen=True, kw_only=True):
     @property
     def units(self) -> int:
         """Units that may be held now."""
-        return limit_in_force(self)
+        return phrases.limit_in_force(self)
 
     @property
     def state(self) -> str:
@@ -176,33 +164,20 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     def config_reason(self, config: Config) -> str:
         """Reason for a config's state; empty for a healthy one of which nothing is known to be wrong."""
         if config.state == "draining":
-            return "; ".join(part for part in (self._drain(config), config.state_reason) if part)
+            return "; ".join(part for part in (phrases.drain(config, self.now), config.state_reason) if part)
         if config.state != "active":
             return config.state_reason
         if config.tripped:
-            return own_cause(config.reason)
+            return phrases.own_cause(config.reason)
         roll_out = self._roll_out(config)
         weak = (config.reason or "").partition("healthy: ")[2]
         return "; ".join(part for part in (roll_out, weak) if part)
 
-    def _drain(self, config: Config) -> str:
-        """Workers that a draining revision still has, and the time left for them."""
-        left = workers_left(config.live)
-        if not config.live or config.drain_until is None:
-            return left
-        if config.drain_until <= self.now:
-            return f"{left}, overdue"
-        then = "terminated" if config.drain_terminate else "deadline"
-        return f"{left}, {then} at {self.stamp(config.drain_until)}"
-
     def _roll_out(self, config: Config) -> str:
         """Progress of a roll-out; empty for a revision that replaces none and is not replaced."""
-        if config.fallback:
-            return "shares launches" if config.replaced_by == ROLLING else "launches what the new revision does not"
-        replaces = any(other.fallback and other.name == config.name for other in self.configs)
-        if not config.unproven or not replaces:
+        if config.unproven and not any(other.fallback and other.name == config.name for other in self.configs):
             return ""
-        return f"new: {config.succeeded_starts} of {count(config.needed_starts, 'start')} succeeded"
+        return phrases.progress(config, self.now).removeprefix("fallback: ")
 
     def pool_state(self, pool: Pool) -> str:
         """The pool's own state; "degraded" if some of its launch configs are tripped, "tripped" if all are."""
@@ -222,13 +197,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         if pool.paused:
             return pool.paused_reason
         if stop := self._stop(pool):
-            return f"launch stop {where(stop.scope, stop.scope_id)}: {stop.reason}"
+            return f"launch stop {phrases.where(stop.scope, stop.scope_id)}: {stop.reason}"
         if pool.needed and self._broker_unavailable():
             return "lease-broker unavailable"
         throttled = f"{', '.join(pool.throttled)} throttles calls" if pool.throttled else ""
         reasons = [self._full(pool), self._trips(pool), throttled]
         if not any(reasons) and pool.stale_sources:
-            reasons = [f"{count(pool.stale_sources, 'stale source')} of demand"]
+            reasons = [f"{phrases.count(pool.stale_sources, 'stale source')} of demand"]
         return "; ".join(filter(None, reasons))
 
     @staticmethod
@@ -239,7 +214,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         if pool.serving >= pool.max_capacity:
             return f"at max capacity {pool.max_capacity}"
         if pool.serving + pool.leaving >= pool.max_capacity:
-            return f"at max capacity {pool.max_capacity}; {count(pool.leaving, 'leaving worker')} until terminated"
+            return (
+                f"at max capacity {pool.max_capacity}; {phrases.count(pool.leaving, 'leaving worker')} until terminated"
+            )
         return ""
 
     def _trips(self, pool: Pool) -> str:
@@ -248,9 +225,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         tripped, active = self._tripped(pool)
         if not tripped:
             new = self._tripped_new(pool)
-            return f"{count(new, 'new revision')} tripped" if new else ""
-        causes = {own_cause(config.reason).partition(";")[0] for config in self._active(pool) if config.tripped}
-        parts = [f"{tripped} of {count(active, 'config')} tripped", *(causes if len(causes) == 1 else ())]
+            return f"{phrases.count(new, 'new revision')} tripped" if new else ""
+        causes = {phrases.own_cause(config.reason).partition(";")[0] for config in self._active(pool) if config.tripped}
+        parts = [f"{tripped} of {phrases.count(active, 'config')} tripped", *(causes if len(causes) == 1 else ())]
         return "; ".join(reversed(parts) if tripped == active else parts)
 
     def pool_trouble(self, pool: Pool) -> int:
@@ -270,7 +247,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         """The launch stop that holds the whole pool."""
         accounts = {config.account_id for config in self.configs if config.pool_id == pool.id}
         for stop in self.launch_stops:
-            if stops_everything(stop.scope) or (stop.scope, stop.scope_id) == ("pool", pool.id):
+            if phrases.stops_everything(stop.scope) or (stop.scope, stop.scope_id) == ("pool", pool.id):
                 return stop
             if stop.scope == "account" and accounts == {stop.scope_id}:
                 return stop

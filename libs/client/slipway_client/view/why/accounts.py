@@ -9,8 +9,8 @@ from slipway_api.http.provisioner.accounts import Account, AccountDetails
 from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_client.view import moments
 from slipway_client.view.phrases import is_tripped, limit_in_force
-from slipway_client.view.why.causes import tripped_since
 from slipway_client.view.why.explanation import NOTHING, PROBES, Cause
+from slipway_client.view.why.shared import tripped_since
 
 CREDENTIAL: Final = "credential"
 WHOLE_ACCOUNT: Final = frozenset({"identity", CREDENTIAL, "clock", "permission"})

@@ -11,33 +11,9 @@ from slipway_api.http.provisioner.declaration import RollbackPreview
 from slipway_api.http.provisioner.launch_configs import LaunchConfig, LaunchConfigDetails
 from slipway_api.http.provisioner.pools import LaunchStop, Pool
 from slipway_api.http.provisioner.workers import ConsoleOutput
-from slipway_client.view import moments
-from slipway_client.view.phrases import (
-    count,
-    either,
-    full_shared_window,
-    full_window,
-    is_fallback,
-    is_tripped,
-    progress,
-    queue,
-    trip_cause,
-    tripped,
-    unproven,
-)
+from slipway_client.view import moments, phrases
+from slipway_client.view.why import shared
 from slipway_client.view.why.accounts import account_problems, credential_remedy, tripped_by_credential
-from slipway_client.view.why.causes import (
-    bad_image,
-    in_way,
-    interventions,
-    launches_nothing,
-    lease_pools_used,
-    missing_lease_pools,
-    queues,
-    tripped_since,
-    unproven_remedy,
-    way_back,
-)
 from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, explained, printed
 from slipway_common.base.revisions import name_of
 from slipway_common.base.text import listed
@@ -63,10 +39,10 @@ def of_config(
     causes: list[Cause] = []
     active = config.state == "active"
     if not active:
-        causes.append(in_way(config, now))
-    causes += (waits := list(missing_lease_pools(lease_pools, [config])))
+        causes.append(shared.in_way(config, now))
+    causes += (waits := list(shared.missing_lease_pools(lease_pools, [config])))
     causes += (problems := list(account_problems([config], accounts)))
-    if is_tripped(config):
+    if phrases.is_tripped(config):
         causes.append(_trip(config, rollback, now))
     causes += [
         Cause(
@@ -74,14 +50,14 @@ def of_config(
             since=cause.since,
             remedy=cause.remedy,
         )
-        for cause in (interventions(pool, [config], launch_stops, now) if pool else ())
+        for cause in (shared.interventions(pool, [config], launch_stops, now) if pool else ())
     ]
     causes += _roll_out(config, siblings, rollback, now)
-    used = lease_pools_used(lease_pools, [config])
-    if active and not is_tripped(config):
-        if full := full_window(config) or full_shared_window(decisions, config.id):
+    used = shared.lease_pools_used(lease_pools, [config])
+    if active and not phrases.is_tripped(config):
+        if full := phrases.full_window(config) or phrases.full_shared_window(decisions, config.id):
             causes.append(Cause(text=full, remedy=f"{NOTHING}: the window grows with each success"))
-        causes += queues([config], used, now)
+        causes += shared.queues([config], used, now)
         if weak := (config.reason or "").partition("healthy: ")[2]:
             causes.append(Cause(text=f"healthy, with less weight: {weak}", remedy=RECOVERS))
     if not causes:
@@ -89,22 +65,22 @@ def of_config(
     details = [f"{row.id} is {_beside(row, now)}." for row in siblings]
     details += _failures(config, now)
     details += _errors(config)
-    details += [f"Lease pool {row.id} of account {config.account_id}: {queue(row)}." for row in used]
-    stops = bool(waits) or pool is None or launches_nothing(pool, launch_stops, config.account_id)
+    details += [f"Lease pool {row.id} of account {config.account_id}: {phrases.queue(row)}." for row in used]
+    stops = bool(waits) or pool is None or shared.launches_nothing(pool, launch_stops, config.account_id)
     return explained("config", config.id, causes, _effect(config, stops=stops, fails=bool(problems)), details)
 
 
 def _trip(config: LaunchConfig, rollback: RollbackPreview | None, now: datetime) -> Cause:
     kind, id_ = config.tripped_by or "", config.tripped_by_id or ""
-    shared = f", by {kind} {id_}" if id_ else ""
+    by = f", by {kind} {id_}" if id_ else ""
     stage = f" at {config.tripped_stage}" if config.tripped_stage else ""
-    text = f"{config.health_state}{stage}{shared}: {tripped(config, now).removeprefix(f'{kind} {id_}: ')}"
+    text = f"{config.health_state}{stage}{by}: {phrases.tripped(config, now).removeprefix(f'{kind} {id_}: ')}"
     remedy = f"{NOTHING}: it recovers when the down signal ends" if kind == "signal" else RECOVERS
     if tripped_by_credential(config):
         remedy = credential_remedy(config)
-    if bad_image(config):
-        remedy = way_back(config.pool_id, {name_of(config.id)}, rollback)
-    return Cause(text=text, since=tripped_since([config]), remedy=remedy)
+    if shared.bad_image(config):
+        remedy = shared.way_back(config.pool_id, {name_of(config.id)}, rollback)
+    return Cause(text=text, since=shared.tripped_since([config]), remedy=remedy)
 
 
 def _roll_out(
@@ -114,20 +90,20 @@ def _roll_out(
     if config.state != "active":
         return
     current = [row.id for row in siblings if row.current]
-    fallbacks = [row.id for row in siblings if is_fallback(row)]
-    if is_fallback(config) and current:
+    fallbacks = [row.id for row in siblings if phrases.is_fallback(row)]
+    if phrases.is_fallback(config) and current:
         until = f"; it drains when {current[0]} is proven"
-        yield Cause(text=f"replaced by {current[0]}; {progress(config, now)}", remedy=f"{NOTHING}{until}")
-    elif fallbacks and (part := unproven(config)):
-        remedy = unproven_remedy([config], rollback)
+        yield Cause(text=f"replaced by {current[0]}; {phrases.progress(config, now)}", remedy=f"{NOTHING}{until}")
+    elif fallbacks and (part := phrases.unproven(config)):
+        remedy = shared.unproven_remedy([config], rollback)
         yield Cause(text=f"new, {part}; its fallback is {fallbacks[0]}", remedy=remedy)
 
 
 def _beside(config: LaunchConfig, now: datetime) -> str:
     """State of another revision of the same name."""
-    state = "fallback" if is_fallback(config) else f"the current revision, {config.state}"
+    state = "fallback" if phrases.is_fallback(config) else f"the current revision, {config.state}"
     state = state if config.state == "active" else config.state
-    part = progress(config, now).removeprefix("fallback: ")
+    part = phrases.progress(config, now).removeprefix("fallback: ")
     return f"{state}: {part}" if part else state
 
 
@@ -136,9 +112,9 @@ def _effect(config: LaunchConfig, *, stops: bool, fails: bool) -> str:
     launches = "launches by its weight"
     if config.state != "active" or stops:
         launches = "launches nothing"
-    elif is_tripped(config):
+    elif phrases.is_tripped(config):
         launches = "launches nothing but probes"
-    elif is_fallback(config) and config.replaced_by != "rolling":
+    elif phrases.is_fallback(config) and config.replaced_by != "rolling":
         launches = "launches what the new revision does not"
     elif fails:
         launches = "launches by its weight fail, or will soon"
@@ -160,7 +136,7 @@ def _errors(config: LaunchConfigDetails) -> Iterator[str]:
         yield "Errors of its workers in the last day:"
     for error in config.recent_errors:
         sample = f": {error.sample}" if error.sample else ""
-        yield f"  {count(error.number, 'error')} {error.code}{sample}."
+        yield f"  {phrases.count(error.number, 'error')} {error.code}{sample}."
 
 
 def of_image(
@@ -184,13 +160,13 @@ def of_image(
     pools = sorted({config.pool_id for config in configs})
     causes = [
         Cause(
-            text=f"{row.id + ' ' if several else ''}tripped at {row.stage}: {trip_cause(row.reason)}",
-            since=tripped_since(by_it),
+            text=f"{row.id + ' ' if several else ''}tripped at {row.stage}: {phrases.trip_cause(row.reason)}",
+            since=shared.tripped_since(by_it),
             remedy=_repair(configs, rollback),
         )
         for row in bad
     ]
-    full = [full_shared_window(decisions, config.id) for config in active for decisions in newest]
+    full = [phrases.full_shared_window(decisions, config.id) for config in active for decisions in newest]
     causes += [
         Cause(text=f"the {text}", remedy=f"{NOTHING}: the window grows with each success")
         for text in sorted({text for text in full if " of image " in text})
@@ -201,11 +177,12 @@ def of_image(
     launches = "launches of it are probes only" if bad else "launches of it follow the weights"
     launches = launches if active else "nothing is launched from it"
     noun = "pool" if len(pools) == 1 else "pools"
-    effect = f"{launches}; {count(len(ids), 'launch config')} of {noun} {either(pools)} use it: {listed(ids, NAMED)}"
+    users = f"{phrases.count(len(ids), 'launch config')} of {noun} {phrases.either(pools)}"
+    effect = f"{launches}; {users} use it: {listed(ids, NAMED)}"
     if len(ids) == 1:
         effect = effect.replace(" use it: ", " uses it: ")
     details = [
-        f"Window of {row.stage}: {row.window}, {count(row.unconfirmed, 'unconfirmed start')}."
+        f"Window of {row.stage}: {row.window}, {phrases.count(row.unconfirmed, 'unconfirmed start')}."
         for row in windows.values()
         if row.window is not None
     ]
@@ -215,11 +192,11 @@ def of_image(
 
 def repaired_pool(configs: Sequence[LaunchConfig]) -> str:
     """Pool in which a bad image is replaced first: one that launches it, if any does."""
-    return min((config.state != "active" or is_fallback(config), str(config.pool_id)) for config in configs)[1]
+    return min((config.state != "active" or phrases.is_fallback(config), str(config.pool_id)) for config in configs)[1]
 
 
 def _repair(configs: Sequence[LaunchConfig], rollback: RollbackPreview | None) -> str:
     """Remedy for a bad image in the first pool that launches it."""
     pool_id = repaired_pool(configs)
-    names = {name_of(config.id) for config in configs if config.pool_id == pool_id and not is_fallback(config)}
-    return f"{way_back(pool_id, names, rollback)}; Slipway goes on to probe this one"
+    names = {name_of(config.id) for config in configs if config.pool_id == pool_id and not phrases.is_fallback(config)}
+    return f"{shared.way_back(pool_id, names, rollback)}; Slipway goes on to probe this one"

@@ -9,8 +9,8 @@ from slipway_api.http.lease_pools import LeasePool
 from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_client.view import moments
 from slipway_client.view.phrases import count, either, limit_in_force, queue
-from slipway_client.view.why.causes import queued_since, raise_limit
 from slipway_client.view.why.explanation import NOTHING, Cause, Explanation, explained
+from slipway_client.view.why.shared import queued_since, raise_limit
 
 LEASE_STATES: Final = {
     "reserved": "granted, and not confirmed by its holder yet",

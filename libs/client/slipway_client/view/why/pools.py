@@ -13,37 +13,9 @@ from slipway_api.http.provisioner.declaration import RollbackPreview
 from slipway_api.http.provisioner.demand import DemandSource
 from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_api.http.provisioner.pools import LaunchStop, Pool
-from slipway_client.view import moments
-from slipway_client.view.phrases import (
-    brief,
-    count,
-    drain,
-    either,
-    full_shared_window,
-    full_window,
-    is_fallback,
-    is_overdue,
-    is_tripped,
-    queue,
-    tripped,
-    unproven,
-)
+from slipway_client.view import moments, phrases
+from slipway_client.view.why import shared
 from slipway_client.view.why.accounts import account_problems, credential_remedy, throttled, tripped_by_credential
-from slipway_client.view.why.causes import (
-    bad_images,
-    config_state,
-    drain_remedy,
-    interventions,
-    launches_nothing,
-    lease_pools_used,
-    missing_lease_pools,
-    queues,
-    resume,
-    shares,
-    starts_waiting,
-    tripped_since,
-    unproven_remedy,
-)
 from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, explained
 from slipway_common.base.revisions import hash_of, name_of
 from slipway_common.base.text import listed
@@ -75,18 +47,18 @@ def of_pool(
     of an unavailable weight-calculator and lease-broker; `rollback` the preview of a rollback, read where a launch
     config is tripped; `accounts` its accounts with problems, or that throttle calls. At its maximum, that is the
     first cause: a healthy pool would be no larger."""
-    used = lease_pools_used(lease_pools, configs)
+    used = shared.lease_pools_used(lease_pools, configs)
     limits = list(_limits(pool, decisions, configs, used, now))
     limits[:0] = _unanswered(decisions, configs)
     limits += throttled(configs, accounts, lease_pools, now)
     if broker:
         text = f"{broker}: launches wait for its leases"
         limits.insert(0, Cause(text=text, remedy="`slipway doctor` shows what is wrong"))
-    trips = [*bad_images(pool, configs, rollback), *_trips(configs, now)]
+    trips = [*shared.bad_images(pool, configs, rollback), *_trips(configs, now)]
     trips[:0] = account_problems(configs, accounts)
-    trips[:0] = missing_lease_pools(lease_pools, configs)
+    trips[:0] = shared.missing_lease_pools(lease_pools, configs)
     full = pool.serving >= pool.max_capacity > 0
-    stops = list(interventions(pool, configs, launch_stops, now))
+    stops = list(shared.interventions(pool, configs, launch_stops, now))
     limiting = [*limits, *trips] if broker or (full and limits) else [*trips, *limits]
     # A canary launches one worker at a time. What stops that one comes first, since a promotion would not help.
     causes = [*limiting, *stops] if pool.mode == CANARY and len(stops) == 1 else [*stops, *limiting]
@@ -103,35 +75,35 @@ def of_pool(
 
 def _trips(configs: Sequence[LaunchConfig], now: datetime) -> Iterator[Cause]:
     active = [config for config in configs if config.state == "active"]
-    bad = [config for config in active if is_tripped(config)]
+    bad = [config for config in active if phrases.is_tripped(config)]
     if bad:
-        named = listed([f"{config.id} ({brief(tripped(config, now))})" for config in bad], NAMED)
-        noun = "active revision" if any(map(is_fallback, active)) else "active launch config"
-        text = f"{len(bad)} of {count(len(active), noun)} tripped: {named}"
+        named = listed([f"{config.id} ({phrases.brief(phrases.tripped(config, now))})" for config in bad], NAMED)
+        noun = "active revision" if any(map(phrases.is_fallback, active)) else "active launch config"
+        text = f"{len(bad)} of {phrases.count(len(active), noun)} tripped: {named}"
         text = text if len(active) > 1 else f"its only active launch config is tripped: {named}"
         shows = f"`slipway lc show {bad[0].id}` lists the failures"
         failing = [config for config in bad if tripped_by_credential(config)]
         remedy = credential_remedy(failing[0]) if failing else RECOVERS
-        yield Cause(text=text, since=tripped_since(bad), remedy=f"{remedy}; {shows}")
+        yield Cause(text=text, since=shared.tripped_since(bad), remedy=f"{remedy}; {shows}")
     paused = {name_of(config.id): config for config in configs if config.state == "paused"}
     for name, config in paused.items():
-        yield Cause(text=f"{name} is {config_state(config, now)}", remedy=resume(config))
+        yield Cause(text=f"{name} is {shared.config_state(config, now)}", remedy=shared.resume(config))
 
 
 def _roll_outs(configs: Sequence[LaunchConfig], rollback: RollbackPreview | None, now: datetime) -> Iterator[Cause]:
     """Roll-outs that are not proven yet, and drains."""
-    fallbacks = {name_of(config.id): hash_of(config.id) for config in configs if is_fallback(config)}
-    new = [config for config in configs if unproven(config) and name_of(config.id) in fallbacks]
+    fallbacks = {name_of(config.id): hash_of(config.id) for config in configs if phrases.is_fallback(config)}
+    new = [config for config in configs if phrases.unproven(config) and name_of(config.id) in fallbacks]
     if new:
-        parts = [f"{row.id} ({unproven(row)}, fallback {fallbacks[name_of(row.id)]})" for row in new]
-        text = f"{count(len(new), 'new revision')} not proven: {listed(parts, NAMED)}"
-        yield Cause(text=text, remedy=unproven_remedy(new, rollback))
+        parts = [f"{row.id} ({phrases.unproven(row)}, fallback {fallbacks[name_of(row.id)]})" for row in new]
+        text = f"{phrases.count(len(new), 'new revision')} not proven: {listed(parts, NAMED)}"
+        yield Cause(text=text, remedy=shared.unproven_remedy(new, rollback))
     draining = [config for config in configs if config.state == "draining"]
     if draining:
-        named = listed([f"{config.id} ({drain(config, now)})" for config in draining], NAMED)
-        overdue = [config for config in draining if is_overdue(config, now)]
-        remedy = drain_remedy(overdue[0]) if overdue else NOTHING
-        yield Cause(text=f"{count(len(draining), 'revision')} draining: {named}", remedy=remedy)
+        named = listed([f"{config.id} ({phrases.drain(config, now)})" for config in draining], NAMED)
+        overdue = [config for config in draining if phrases.is_overdue(config, now)]
+        remedy = shared.drain_remedy(overdue[0]) if overdue else NOTHING
+        yield Cause(text=f"{phrases.count(len(draining), 'revision')} draining: {named}", remedy=remedy)
 
 
 def _limits(
@@ -146,20 +118,23 @@ def _limits(
     raise_it = f"`slipway pool set {pool.id} --max N` raises it; so does the declaration"
     if wanted > most and pool.serving >= most:
         yield Cause(
-            text=f"max_capacity {most} is reached: its tasks need {count(int(wanted), 'worker')}", remedy=raise_it
+            text=f"max_capacity {most} is reached: its tasks need {phrases.count(int(wanted), 'worker')}",
+            remedy=raise_it,
         )
     elif details.code == NO_ROOM:
-        leaving = f"max_capacity {most} is reached: {count(pool.leaving, 'leaving worker')} count until terminated"
+        leaving = (
+            f"max_capacity {most} is reached: {phrases.count(pool.leaving, 'leaving worker')} count until terminated"
+        )
         stuck = details.stuck or 0
         remedy = f"`slipway worker ls --pool {pool.id} --state stopping` lists them; {REFUSED}" if stuck else NOTHING
         yield Cause(text=f"{leaving}, {stuck} of them stuck" if stuck else leaving, remedy=remedy)
     drained = [row for row in used if row.drained_reason is not None]
-    yield from queues(configs, drained, now)  # the cause of full windows: nothing that fills them can start
+    yield from shared.queues(configs, drained, now)  # the cause of full windows: nothing that fills them can start
     for config in configs:
-        full = full_window(config) or full_shared_window(decisions, config.id)
-        if config.state == "active" and not is_tripped(config) and full:
+        full = phrases.full_window(config) or phrases.full_shared_window(decisions, config.id)
+        if config.state == "active" and not phrases.is_tripped(config) and full:
             yield Cause(text=f"{config.id}: {full}", remedy=f"{NOTHING}: a window grows with each success")
-    yield from queues(configs, [row for row in used if row not in drained], now)
+    yield from shared.queues(configs, [row for row in used if row not in drained], now)
 
 
 def _unanswered(decisions: Sequence[Decision], configs: Sequence[LaunchConfig]) -> Iterator[Cause]:
@@ -181,7 +156,7 @@ def _demand(pool: Pool, sources: Sequence[DemandSource], now: datetime) -> Itera
     for source in sources:
         if source.state == "stale":
             name, dropped = source.source, moments.clock(source.protected_until, now)
-            tasks = f"{source.pending} pending and {count(source.claimed, 'claimed task')}"
+            tasks = f"{source.pending} pending and {phrases.count(source.claimed, 'claimed task')}"
             text = f"source {name} is stale: its {tasks} launch no workers, and protect idle ones until {dropped}"
             remove = shlex.join(["slipway", "demand", "rm", pool.id, name])
             remedy = f"restart its monitor; if it is gone or was renamed, `{remove}`"
@@ -189,7 +164,7 @@ def _demand(pool: Pool, sources: Sequence[DemandSource], now: datetime) -> Itera
 
 
 def _effect(pool: Pool, configs: Sequence[LaunchConfig], launch_stops: Sequence[LaunchStop]) -> str:
-    tasks = f"{count(pool.pending, 'task')} pending"
+    tasks = f"{phrases.count(pool.pending, 'task')} pending"
     lasting = pool.backlog_seconds
     tasks += f" (without a break for {moments.about(lasting)})" if lasting else ""
     workers = (
@@ -198,18 +173,18 @@ def _effect(pool: Pool, configs: Sequence[LaunchConfig], launch_stops: Sequence[
     parts = [f"{pool.running} registered"]
     parts += [f"{pool.leaving} leaving"] if pool.leaving else []
     words = f"{tasks}, {pool.claimed} claimed; {workers} ({', '.join(parts)})"
-    if launches_nothing(pool, launch_stops):
+    if shared.launches_nothing(pool, launch_stops):
         return f"{words}; nothing is launched"
     all_active = [config for config in configs if config.state == "active"]
-    active = [config for config in all_active if not launches_nothing(pool, launch_stops, config.account_id)]
+    active = [config for config in all_active if not shared.launches_nothing(pool, launch_stops, config.account_id)]
     if all_active and not active:
         return f"{words}; nothing is launched"
-    bad = [config for config in active if is_tripped(config)]
+    bad = [config for config in active if phrases.is_tripped(config)]
     if bad and len(bad) == len(active):
         return f"{words}; only probes are launched"
     if bad or len(active) < len(all_active):
-        healthy = [config.id for config in active if not is_tripped(config)]
-        return f"{words}; launches go to {listed(healthy, NAMED) if len(healthy) > NAMED else either(healthy)}"
+        healthy = [config.id for config in active if not phrases.is_tripped(config)]
+        return f"{words}; launches go to {listed(healthy, NAMED) if len(healthy) > NAMED else phrases.either(healthy)}"
     return words
 
 
@@ -223,12 +198,12 @@ def _last_decision(decisions: Sequence[Decision], now: datetime) -> Iterator[str
     at = moments.clock(decision.last_at, now)
     yield f"Last decision at {at}{times}: {decision.reason}."
     if details.needed:
-        yield from shares(details)
+        yield from shared.shares(details)
 
 
 def _in_flight(configs: Sequence[LaunchConfig], used: Sequence[LeasePool]) -> Iterator[str]:
-    waiting = starts_waiting(configs)
+    waiting = shared.starts_waiting(configs)
     if waiting:
         verb = "waits" if waiting == 1 else "wait"
-        yield f"{count(waiting, 'worker')} {verb} for admission or for the provider's answer."
-        yield from (f"  Lease pool {row.id}: {queue(row)}." for row in used if not row.waiting)
+        yield f"{phrases.count(waiting, 'worker')} {verb} for admission or for the provider's answer."
+        yield from (f"  Lease pool {row.id}: {phrases.queue(row)}." for row in used if not row.waiting)

@@ -14,8 +14,8 @@ from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_api.http.provisioner.workers import ConsoleOutput, TimelineEntry, WorkerDetails
 from slipway_client.view import moments
 from slipway_client.view.phrases import count, drain, queue
-from slipway_client.view.why.causes import raise_limit, shares
 from slipway_client.view.why.explanation import NAMED, NOTHING, Cause, Explanation, explained, printed
+from slipway_client.view.why.shared import raise_limit, shares
 from slipway_common.base.text import listed
 
 

@@ -10,22 +10,7 @@ from slipway_api.http.provisioner.decisions import DecisionDetails
 from slipway_api.http.provisioner.declaration import RollbackPreview
 from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_api.http.provisioner.pools import LaunchStop, Pool
-from slipway_client.view.phrases import (
-    HEALTHY,
-    MODES,
-    count,
-    drain,
-    frozen,
-    is_fallback,
-    is_overdue,
-    is_tripped,
-    launch_stop,
-    paused,
-    queue,
-    start_launching,
-    stopped,
-    stops_everything,
-)
+from slipway_client.view import phrases
 from slipway_client.view.why.explanation import NOTHING, Cause
 from slipway_common.base.revisions import name_of
 
@@ -37,26 +22,28 @@ def interventions(
     id_ = pool.id
     if pool.frozen:
         remedy = f"repair the cause, then `slipway pool unfreeze {id_} --reason …`"
-        yield Cause(text=frozen(pool, now), remedy=remedy)
+        yield Cause(text=phrases.frozen(pool, now), remedy=remedy)
     if pool.paused:
-        yield Cause(text=paused(pool, now), remedy=f"`slipway pool resume {id_} --reason …`")
+        yield Cause(text=phrases.paused(pool, now), remedy=f"`slipway pool resume {id_} --reason …`")
     accounts = {config.account_id for config in configs}
     for stop in launch_stops:
         scope, scope_id = stop.scope, stop.scope_id
         if (
-            stops_everything(scope)
+            phrases.stops_everything(scope)
             or (scope == "pool" and scope_id == id_)
             or (scope == "account" and scope_id in accounts)
         ):
-            yield Cause(text=launch_stop(stop, now), since=stop.at, remedy=f"`{start_launching(stop)}`")
-    if pool.mode in MODES:
-        yield Cause(text=MODES[pool.mode], remedy=f"`slipway pool promote {id_}`; so does a mode in the declaration")
+            yield Cause(text=phrases.launch_stop(stop, now), since=stop.at, remedy=f"`{phrases.start_launching(stop)}`")
+    if pool.mode in phrases.MODES:
+        yield Cause(
+            text=phrases.MODES[pool.mode], remedy=f"`slipway pool promote {id_}`; so does a mode in the declaration"
+        )
 
 
 def config_state(config: LaunchConfig, now: datetime) -> str:
     """State of a launch config that is not active, by whom and until when."""
     until = config.paused_until
-    return stopped(config.state, config.state_by, until, config.state_reason, now)
+    return phrases.stopped(config.state, config.state_by, until, config.state_reason, now)
 
 
 def resume(config: LaunchConfig) -> str:
@@ -68,8 +55,12 @@ def in_way(config: LaunchConfig, now: datetime) -> Cause:
     """Cause of a launch config's revision that is not active."""
     if config.state == "draining":
         reason = f" ({config.state_reason})" if config.state_reason else ""
-        remedy = drain_remedy(config) if is_overdue(config, now) else f"{NOTHING}: its workers leave after their tasks"
-        return Cause(text=f"draining{reason}: {drain(config, now)}", since=config.drain_from, remedy=remedy)
+        remedy = (
+            drain_remedy(config)
+            if phrases.is_overdue(config, now)
+            else f"{NOTHING}: its workers leave after their tasks"
+        )
+        return Cause(text=f"draining{reason}: {phrases.drain(config, now)}", since=config.drain_from, remedy=remedy)
     if config.state == "paused":
         return Cause(text=config_state(config, now), remedy=resume(config))
     return Cause(text=config_state(config, now), remedy="declare it again and run `slipway apply`")
@@ -85,21 +76,23 @@ def drain_remedy(config: LaunchConfig) -> str:
 def bad_image(config: LaunchConfig) -> bool:
     """True if the image of an active launch config has tripped."""
     key = ("image", config.image_revision)
-    if (config.tripped_by, config.tripped_by_id) == key and is_tripped(config):
+    if (config.tripped_by, config.tripped_by_id) == key and phrases.is_tripped(config):
         return True
-    return config.state == "active" and any((row.kind, row.id) == key and row.state != HEALTHY for row in config.shared)
+    return config.state == "active" and any(
+        (row.kind, row.id) == key and row.state != phrases.HEALTHY for row in config.shared
+    )
 
 
 def bad_images(pool: Pool, configs: Sequence[LaunchConfig], rollback: RollbackPreview | None) -> Iterator[Cause]:
     """Images of current revisions that have tripped, the one of the most launch configs first."""
-    current = [config for config in configs if config.state == "active" and not is_fallback(config)]
+    current = [config for config in configs if config.state == "active" and not phrases.is_fallback(config)]
     by_image: dict[str, list[LaunchConfig]] = {}
     for config in current:
         if bad_image(config):
             by_image.setdefault(config.image_revision, []).append(config)
     for image, users in sorted(by_image.items(), key=lambda item: (-len(item[1]), item[0])):
         yield Cause(
-            text=f"image {image} fails in {len(users)} of {count(len(current), 'launch config')}",
+            text=f"image {image} fails in {len(users)} of {phrases.count(len(current), 'launch config')}",
             since=tripped_since(users),
             remedy=way_back(pool.id, {name_of(user.id) for user in users}, rollback),
         )
@@ -123,7 +116,7 @@ def way_back(pool_id: str, names: Set[str], rollback: RollbackPreview | None) ->
 def unproven_remedy(configs: Sequence[LaunchConfig], rollback: RollbackPreview | None) -> str:
     """Remedy for new revisions of one pool that are not proven. It is not repeated where a bad image has named it."""
     pool_id = configs[0].pool_id
-    tripped = [config for config in configs if is_tripped(config)]
+    tripped = [config for config in configs if phrases.is_tripped(config)]
     if not tripped:
         return f"{NOTHING}; `slipway pool rollback {pool_id} --reason …` returns to what was declared before"
     if any(map(bad_image, tripped)):
@@ -170,7 +163,7 @@ def queues(configs: Sequence[LaunchConfig], used: Sequence[LeasePool], now: date
             drained = row.drained_reason
             state = f"{row.id}, which is drained ({drained})" if drained is not None else row.id
             yield Cause(
-                text=f"workers wait for lease pool {state}: {queue(row)}",
+                text=f"workers wait for lease pool {state}: {phrases.queue(row)}",
                 since=queued_since(row, now),
                 remedy=raise_limit(row),
             )
@@ -196,7 +189,9 @@ def raise_limit(row: LeasePool) -> str:
 def launches_nothing(pool: Pool, launch_stops: Sequence[LaunchStop], account_id: str = "") -> bool:
     """True if nothing is launched for the pool, or for the pool in the account."""
     scopes = {("pool", pool.id), ("account", account_id)}
-    stopped_ = any(stops_everything(stop.scope) or (stop.scope, stop.scope_id or "") in scopes for stop in launch_stops)
+    stopped_ = any(
+        phrases.stops_everything(stop.scope) or (stop.scope, stop.scope_id or "") in scopes for stop in launch_stops
+    )
     return bool(pool.frozen or pool.paused or pool.mode == "observe" or stopped_)
 
 
