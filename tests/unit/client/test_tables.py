@@ -26,7 +26,7 @@ ODD = "a\x1b[2Jb\r\nc\u202ed\x9be"
 def test_untrusted_text_in_tables_is_sanitized(capsys: pytest.CaptureFixture[str]) -> None:
     """Cells, values, nested values and names are sanitized."""
     show([received({"id": ODD, "nested": {"x": ODD}})], ("id", "nested"), Output.TABLE, nothing="")
-    pairs({"reason": ODD, "settings." + ODD: [ODD]}, NOW)
+    pairs({"reason": ODD, "settings." + ODD: [ODD]})
     lines = capsys.readouterr().out.removesuffix("\n").split("\n")
     assert len(lines) == 4
     assert [line for line in lines if not line.isprintable()] == []

@@ -12,18 +12,8 @@ from slipway_api.http import lease_pools as answers
 from slipway_api.http.provisioner import accounts as accounts_api
 from slipway_api.http.provisioner.accounts import InstalledProvider
 from slipway_api.http.provisioner.declaration import ExportedDeclaration
+from slipway_client.cli import launch_pacing as pacing
 from slipway_client.cli.invalid_file import InvalidFile
-from slipway_client.cli.launch_pacing import (
-    OPERATION,
-    Launches,
-    Rate,
-    Spec,
-    hints,
-    pace_launches,
-    slowest,
-    unpaced,
-    write_pacing,
-)
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api
 from slipway_common.declaration.fields import NAME_PATTERN
@@ -43,8 +33,8 @@ class Document(msgspec.Struct):
     """Declaration of one owner: its lease pools, and lines of JSON with its other entries."""
 
     sections: list[str] = msgspec.field(default_factory=list)
-    launches: list[Launches] = msgspec.field(default_factory=list)
-    lease_pools: list[Spec] = msgspec.field(default_factory=list)
+    launches: list[pacing.Launches] = msgspec.field(default_factory=list)
+    lease_pools: list[pacing.Spec] = msgspec.field(default_factory=list)
     lines: list[bytes] = msgspec.field(default_factory=list)
 
     def add(self, entry: Entry, speed: float) -> None:
@@ -56,7 +46,7 @@ class Document(msgspec.Struct):
             self.lease_pools.append(value)
         else:
             if isinstance(entry, Account):
-                self.launches.append(Launches(entry.id, entry.lease_pool, entry.provider))
+                self.launches.append(pacing.Launches(entry.id, entry.lease_pool, entry.provider))
             self.lines.append(msgspec.json.encode({KIND[type(entry)]: value}, order="sorted") + b"\n")
 
     def join(self, other: "Document") -> None:
@@ -97,7 +87,7 @@ class Declarations:
         """Pace launches by the APIs of their providers, in lease pools that declare no pacing. Returns a sentence for
         each of these pools, and hints on pools that are declared elsewhere. If the provisioner cannot be asked,
         launches stay paced as they are."""
-        pools = unpaced(pool for document in self.documents.values() for pool in document.lease_pools)
+        pools = pacing.unpaced(pool for document in self.documents.values() for pool in document.lease_pools)
         named = [each for document in self.documents.values() for each in document.launches]
         if not pools and not named:
             return {}, []
@@ -105,28 +95,27 @@ class Declarations:
             rates = self._launch_rates(api, named, prune)
         except Failed:
             for id_, row in self._lease_pools(api).items():
-                operation = row.operations.get(OPERATION)
-                if operation is not None and operation.pacing is not None and id_ in pools:
-                    write_pacing(pools[id_], operation.pacing)
+                if id_ in pools and (known := pacing.own_pacing(row)) is not None:
+                    pacing.write_pacing(pools[id_], known)
             return {}, []
         elsewhere = {each.lease_pool for each in named if each.lease_pool in rates}.difference(
             pool["id"] for document in self.documents.values() for pool in document.lease_pools
         )
         rows = [row for id_, row in self._lease_pools(api).items() if id_ in elsewhere] if elsewhere else []
-        return pace_launches(pools, rates), list(hints(rows, rates))
+        return pacing.pace_launches(pools, rates), list(pacing.hints(rows, rates))
 
-    def _launch_rates(self, api: Api, named: Sequence[Launches], prune: bool) -> dict[str, Rate]:
+    def _launch_rates(self, api: Api, named: Sequence[pacing.Launches], prune: bool) -> dict[str, pacing.Rate]:
         """Launch rate of each lease pool, once this is applied. Raises Failed."""
         complete = {owner for owner, document in self.documents.items() if "accounts" in document.sections}
         ids = {each.account for each in named}
         others = [
-            Launches(row.id, row.lease_pool_id, row.provider)
+            pacing.Launches(row.id, row.lease_pool_id, row.provider)
             for row in api.items(accounts_api.Account, "provisioner", "/accounts")
             if not row.removed and row.id not in ids
             if row.owner not in complete and not (prune and complete)
         ]
         items = api.items(InstalledProvider, "provisioner", "/providers")
-        return slowest([*named, *others], {row.id: row.launches_per_second for row in items})
+        return pacing.slowest([*named, *others], {row.id: row.launches_per_second for row in items})
 
     def _lease_pools(self, api: Api) -> dict[str, answers.LeasePool]:
         """Lease pools of the deployment by id; none if the lease-broker is unavailable and nothing is declared for
@@ -168,11 +157,11 @@ class Declarations:
 
     def read(self, files: Sequence[Path], speed: float, default_owner: str | None = None) -> None:
         """Read declarations. Raises InvalidFile with the problems of all files."""
-        refused: list[InvalidFile] = []
+        refused: list[tuple[Path, Invalid]] = []
         owners: dict[str, Path] = {}  # owners that are the name of a file
         for file in files:
             try:
-                reading = self._readings[file] = Reading(_text(file))
+                reading = self._readings[file] = Reading(text_of(file))
                 document = Document()
                 for path, entry in reading.entries():
                     reading.refuse(self._identities.add(str(file), path, entry))
@@ -180,26 +169,26 @@ class Declarations:
                 reading.check()
                 owner = _owner(file, reading.head.metadata.owner or default_owner, owners)
             except Invalid as error:
-                refused.append(InvalidFile(file, error.problems, error.more))
+                refused.append((file, error))
                 continue
             document.sections = [name for name in SECTIONS if getattr(reading.head, name) is not None]
             self.documents.setdefault(owner, Document()).join(document)
         if refused:
-            raise InvalidFile.of(refused)
+            raise InvalidFile(*refused)
 
     def _refuse(self, section: str, known: set[str]) -> None:
         for place, reason in self._identities.unknown(section, known):
             self._readings[Path(place.file)].refuse([(place.path, reason)])
 
     def _check(self) -> None:
-        refused: list[InvalidFile] = []
+        refused: list[tuple[Path, Invalid]] = []
         for file, reading in self._readings.items():
             try:
                 reading.check()
             except Invalid as error:
-                refused.append(InvalidFile(file, error.problems, error.more))
+                refused.append((file, error))
         if refused:
-            raise InvalidFile.of(refused)
+            raise InvalidFile(*refused)
 
 
 def files_of(given: Sequence[Path]) -> list[Path]:
@@ -221,7 +210,8 @@ def files_of(given: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _text(file: Path) -> str:
+def text_of(file: Path) -> str:
+    """Text of a declaration. Raises Invalid."""
     try:
         return (sys.stdin.buffer.read() if file == STANDARD_INPUT else file.read_bytes()).decode()
     except UnicodeDecodeError as error:

@@ -1,26 +1,28 @@
-"""Refusal of a file that a command was given."""
+"""Refusal of files that a command was given."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
+
+from slipway_client.transport.failed import Failed
+from slipway_common.base.sanitize import printable
 
 if TYPE_CHECKING:
-    from slipway_common.declaration.strict_yaml import DocumentProblem
+    from slipway_common.declaration.strict_yaml import Invalid
 
 
-class InvalidFile(Exception):
-    """Invalid file, with its problems; `more` counts those that are not listed."""
+class InvalidFile(Failed):
+    """Invalid files, each with its problems."""
 
-    def __init__(self, file: Path, problems: "Sequence[DocumentProblem]", more: int = 0) -> None:
-        super().__init__(str(file))
-        self.lines = [
-            ": ".join(part for part in (f"{file}:{p.line}" if p.line else str(file), p.path, p.reason) if part)
-            for p in problems
-        ] + ([f"{file}: and {more:,} more problems"] if more else [])
+    exit_code = 2
 
-    @classmethod
-    def of(cls, refused: Sequence[Self]) -> Self:
-        """One refusal of several files."""
-        joined = cls(Path(), ())
-        joined.lines = [line for one in refused for line in one.lines]
-        return joined
+    def __init__(self, *refused: "tuple[Path, Invalid]") -> None:
+        super().__init__("\n".join(printable(line) for file, error in refused for line in _lines(file, error)))
+
+
+def _lines(file: Path, error: "Invalid") -> Iterator[str]:
+    for problem in error.problems:
+        place = f"{file}:{problem.line}" if problem.line else str(file)
+        yield ": ".join(part for part in (place, problem.path, problem.reason) if part)
+    if error.more:
+        yield f"{file}: and {error.more:,} more problems"

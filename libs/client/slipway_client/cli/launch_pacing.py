@@ -47,9 +47,10 @@ def unpaced(pools: Iterable[Spec]) -> dict[str, Spec]:
     }
 
 
-def _paced(pool: LeasePool) -> bool:
+def own_pacing(pool: LeasePool) -> LeasePace | str | None:
+    """Pacing of launches in a lease pool; None if it has that of the pool."""
     operation = pool.operations.get(OPERATION)
-    return operation is not None and operation.pacing is not None
+    return None if operation is None else operation.pacing
 
 
 def slowest(launches: Iterable[Launches], per_second: Mapping[str, float | None]) -> dict[str, Rate]:
@@ -81,7 +82,7 @@ def write_pacing(pool: Spec, pacing: LeasePace | str) -> None:
 
 def hints(rows: Iterable[LeasePool], rates: Mapping[str, Rate]) -> Iterator[str]:
     """Yield a hint for each lease pool, declared elsewhere, whose launches are not paced by their provider."""
-    paces = {row.id for row in rows if not row.archived and row.pacing is None and not _paced(row)}
+    paces = {row.id for row in rows if not row.archived and row.pacing is None and own_pacing(row) is None}
     for id_ in sorted(paces & rates.keys()):
         interval = f"{rates[id_].pacing.interval_seconds:g}s"
         yield (

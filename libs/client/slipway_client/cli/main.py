@@ -9,7 +9,6 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from slipway_client.cli import nouns
-from slipway_client.cli.invalid_file import InvalidFile
 from slipway_client.transport import trust
 from slipway_client.transport.failed import KAFKA, SERVICES, Failed
 from slipway_common.base.sanitize import printable
@@ -39,12 +38,9 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except InvalidFile as error:
-            lines, code = error.lines, 2
         except Failed as error:
-            lines, code = str(error).split("\n"), error.exit_code
-        print(*map(printable, lines), sep="\n", file=sys.stderr)
-        raise typer.Exit(code)
+            print(*map(printable, str(error).split("\n")), sep="\n", file=sys.stderr)
+            raise typer.Exit(error.exit_code) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the arguments name. `get pools`, as with other tools, is refused with the command to run."""

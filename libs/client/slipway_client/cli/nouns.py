@@ -38,7 +38,7 @@ COMMANDS: Final = {
     "worker": Command("Manage workers", "workers:app", ["states:of_workers"]),
     "decision": Command("Show launch decisions", "workers:decision"),
     "error": Command("List errors of workers", "errors:app"),
-    "account": Command("Manage provider accounts", "accounts:app", ["account_limits:app"]),
+    "account": Command("Manage provider accounts", "accounts:app"),
     "state-key": Command("Manage the keys of Terraform states", "states:app"),
     "provider": Command("Inspect cloud providers", "providers:app"),
     "plugins": Command("Inspect plugin processes of slipway-terraform", "plugins:app"),

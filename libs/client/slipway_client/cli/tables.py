@@ -11,8 +11,10 @@ from typing import Final, NamedTuple, TextIO, TypeVar
 
 import msgspec
 
+from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Decoded
 from slipway_client.view import moments
+from slipway_common.base.clock import utc_now
 from slipway_common.base.sanitize import printable
 
 # Wide enough that no cell is folded when a program reads the table line by line.
@@ -44,9 +46,11 @@ def show(
     nothing: str,
     drop: Sequence[str] = (),
     limit: int | None = None,
+    errors: str = "",
 ) -> None:
     """Print all of `rows` as JSON as they were sent, or their `fields` as a table; `nothing` if there are no rows. Of
-    more than `limit` only that many, and a note on standard error.
+    more than `limit` only that many, and a note on standard error. Raises Failed with the `errors` of services that did
+    not answer.
 
     On a terminal that is too narrow, whole columns are left out: those of `drop` first, in its order, then from the
     right, sentences last. The first column always stays.
@@ -55,7 +59,10 @@ def show(
     if output is Output.JSON:
         as_json([row.sent for row in rows])
     else:
+        nothing = f"{nothing} in the services that answer" if errors else nothing
         table(rows, [_of_decoded(field) for field in fields], nothing=nothing, drop=drop)
+    if errors:
+        raise Failed(errors)
 
 
 def first(rows: Sequence[T], limit: int | None) -> Sequence[T]:
@@ -119,13 +126,26 @@ def as_json(value: object) -> None:
     print(json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False))
 
 
-def pairs(values: Mapping[str, object], now: datetime) -> None:
+def details(
+    read: Decoded[T], output: Output, nested: Sequence[str] = (), hidden: Sequence[object] = (), **more: object
+) -> bool:
+    """Print one object: all of it as JSON as it was sent; or its fields and `more`, and return True, without the values
+    of `hidden` and the fields of `nested`, which the caller shows below."""
+    if output is Output.JSON:
+        as_json(read.sent)
+        return False
+    shown = {name: value for name, value in read.sent.items() if name not in nested and value not in hidden}
+    pairs(shown | more)
+    return True
+
+
+def pairs(values: Mapping[str, object]) -> None:
     """Print one object: a name and a value per line, times in the reader's time zone."""
     width = max((len(name) for name in values), default=0)
     for name, value in values.items():
         if isinstance(value, str) and f"_{name}".endswith(TIMES):
             value = moments.at(value)
-        shown = moments.clock(value, now) if isinstance(value, datetime) else _text(value)
+        shown = moments.clock(value, utc_now().astimezone()) if isinstance(value, datetime) else _text(value)
         print(printable(f"{name.replace('_', ' '):<{width}}  {shown or '-'}"))
 
 

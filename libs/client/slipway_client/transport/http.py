@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from urllib.parse import quote, unquote
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 PAGE_ITEMS: Final = 1_000
 JSON: Final = {"Content-Type": "application/json"}
+NO_BODY: Final = msgspec.UNSET
 DEMO: Final = "; a demo writes its own to .slipway/env"
 ADVICE: Final = {
     "no-token": "set SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN (`ps` shows a --token)",
@@ -153,20 +153,15 @@ class Api:
         return {name: Connections(url, self.headers, self.timeout_seconds) for name, url in self.urls.items()}
 
     def get(self, type_: type[T], service: str, path: str, **parameters: Parameter) -> T:
-        return self._read("GET", type_, service, path, parameters).value
+        return self.read(type_, service, path, "GET", NO_BODY, **parameters).value
 
     def read(
-        self,
-        type_: type[T],
-        service: str,
-        path: str,
-        *,
-        method: str = "GET",
-        body: object = msgspec.UNSET,
-        **parameters: Parameter,
+        self, type_: type[T], service: str, path: str, method: str = "GET", body: object = NO_BODY, **given: Parameter
     ) -> Decoded[T]:
         """The answer to a request, also as it was sent."""
-        return self._read(method, type_, service, path, parameters, body)
+        content = b"" if body is NO_BODY else msgspec.json.encode(body)
+        answer = self._answer(method, service, path, given, content=content, headers=JSON if content else None)
+        return Decoded(_decoded(answer, type_), answer.content, tag=answer.headers.get("etag", ""))
 
     def items(
         self, type_: type[T], service: str, path: str, *, limit: int | None = None, **parameters: Parameter
@@ -191,37 +186,32 @@ class Api:
         return found
 
     def list_all(
-        self,
-        type_: type[T],
-        path: str,
-        services: Iterable[str] = (),
-        *,
-        limit: int | None = None,
-        **parameters: Parameter,
+        self, type_: type[T], path: str, service: str | None = None, *, limit: int | None = None, **given: Parameter
     ) -> tuple[list[Decoded[T]], str]:
-        """Items of a list that every service has, of all of them or of `services`, at most `limit` of each. The text
-        says which ones did not answer. Raises Failed if none did."""
+        """Items of a list that every service has, of all of them or of one, at most `limit` of each. The text says
+        which ones did not answer. Raises Failed if none did."""
         rows: list[Decoded[T]] = []
         errors: list[str] = []
-        asked = list(services) or list(self.urls)
-        for service in asked:
+        asked = [service] if service else list(self.urls)
+        for name in asked:
             try:
-                found = self.rows(type_, service, path, limit=limit, **parameters)
+                found = self.rows(type_, name, path, limit=limit, **given)
             except Failed as error:
                 errors.append(str(error))
             else:
-                rows += [Decoded(row.value, row._raw, service) for row in found]
+                rows += [Decoded(row.value, row._raw, name) for row in found]
         text = "\n".join(dict.fromkeys(errors))  # one that all have only once
         if len(errors) == len(asked):
             raise Failed(text)
         return rows, text
 
     def put(self, type_: type[T], service: str, path: str, body: object, **parameters: Parameter) -> T:
-        return self._read("PUT", type_, service, path, parameters, body).value
+        return self.read(type_, service, path, "PUT", body, **parameters).value
 
     def put_tagged(self, type_: type[T], service: str, path: str, body: object, tag: str, **parameters: Parameter) -> T:
         """Replace the version of an object that has this entity tag; refused with 412 if there is another by now."""
-        return self._read("PUT", type_, service, path, parameters, body, {"If-Match": tag}).value
+        content, headers = msgspec.json.encode(body), {**JSON, "If-Match": tag}
+        return _decoded(self._answer("PUT", service, path, parameters, content=content, headers=headers), type_)
 
     def put_lines(
         self, type_: type[T], service: str, path: str, body: Callable[[], Iterable[bytes]], **parameters: Parameter
@@ -231,10 +221,10 @@ class Api:
         return _decoded(self._answer("PUT", service, path, parameters, content=body, headers=headers), type_)
 
     def post(self, type_: type[T], service: str, path: str, body: object) -> T:
-        return self._read("POST", type_, service, path, {}, body).value
+        return self.read(type_, service, path, "POST", body).value
 
     def delete(self, type_: type[T], service: str, path: str, **parameters: Parameter) -> T:
-        return self._read("DELETE", type_, service, path, parameters).value
+        return self.read(type_, service, path, "DELETE", NO_BODY, **parameters).value
 
     def not_found(self, refused: Failed) -> str | None:
         """Message for an unknown ID that names the existing ones; None for other refusals, or if they are unknown."""
@@ -251,22 +241,6 @@ class Api:
         existing = list(dict.fromkeys(row.name or row.id for row in rows))  # one for all revisions
         there = f"there {'is' if len(existing) == 1 else 'are'} {listed(existing, LISTED_IDS_MAX)}"
         return printable(f"no {kind} {id_}; {there if existing else 'none is declared'}")
-
-    def _read(
-        self,
-        method: str,
-        type_: type[T],
-        service: str,
-        path: str,
-        parameters: Mapping[str, Parameter],
-        body: object = msgspec.UNSET,
-        headers: Mapping[str, str] = MappingProxyType({}),
-    ) -> Decoded[T]:
-        content = b""
-        if body is not msgspec.UNSET:
-            content, headers = msgspec.json.encode(body), {**headers, **JSON}
-        answer = self._answer(method, service, path, parameters, content=content, headers=headers)
-        return Decoded(_decoded(answer, type_), answer.content, tag=answer.headers.get("etag", ""))
 
     def _answer(
         self,

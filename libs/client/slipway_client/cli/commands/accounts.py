@@ -5,18 +5,10 @@ from typing import Annotated, Final
 
 import typer
 
-from slipway_api.http.provisioner.accounts import (
-    Account,
-    AccountDetails,
-    AccountFinding,
-    ConfirmedUnresponsive,
-    RetiredAccount,
-    UnreachableMachine,
-)
-from slipway_client.cli.options import AsOutput, Reason, accounts, api_of, noun, now
-from slipway_client.cli.tables import Field, Output, as_json, pairs, show, table
+from slipway_api.http.provisioner import accounts as answers
+from slipway_client.cli.options import AsOutput, Reason, accounts, api_of, clock, noun
+from slipway_client.cli.tables import Field, Output, as_json, details, show, table
 from slipway_client.transport.http import path
-from slipway_client.view import moments
 from slipway_client.view.phrases import count
 from slipway_common.base.sanitize import printable
 
@@ -25,7 +17,7 @@ app = noun("Manage provider accounts")
 AccountId = Annotated[str, typer.Argument(metavar="ACCOUNT", help="ID of the account", autocompletion=accounts)]
 
 
-def _state(row: Account) -> str:
+def _state(row: answers.Account) -> str:
     if row.retired:
         return "retired"
     if row.unreachable:
@@ -37,7 +29,7 @@ def _state(row: Account) -> str:
     return "removed" if row.removed else "reachable"
 
 
-def _problems(row: Account) -> str:
+def _problems(row: answers.Account) -> str:
     """Problems and warnings of the last check; unknown before the first one."""
     if row.checked_at is None:
         return "-"
@@ -45,20 +37,20 @@ def _problems(row: Account) -> str:
     return f"{row.problems}{warnings}"
 
 
-FIELDS: Final[tuple[Field[Account], ...]] = (
+FIELDS: Final[tuple[Field[answers.Account], ...]] = (
     "id",
     "provider",
     "region",
     "identity",
     ("state", _state),
     ("problems", _problems),
-    ("checked", lambda row: row.checked_at and moments.clock(row.checked_at, now())),
+    ("checked", lambda row: row.checked_at and clock(row.checked_at)),
     "serving",
     "leaving",
     "unknown_calls",
     "may_still_run",
 )
-FINDINGS: Final[tuple[Field[AccountFinding], ...]] = (
+FINDINGS: Final[tuple[Field[answers.AccountFinding], ...]] = (
     "state",
     ("check", lambda row: row.kind),
     ("subject", lambda row: row.subject or None),
@@ -68,13 +60,13 @@ NOT_CHECKED: Final = "not checked yet"
 PROBLEM: Final = 3
 CHECK_SECONDS: Final = 120.0
 """Longer than any check."""
-MACHINES: Final[tuple[Field[UnreachableMachine], ...]] = (
+MACHINES: Final[tuple[Field[answers.UnreachableMachine], ...]] = (
     ("worker", lambda row: row.worker_id),
     ("pool", lambda row: row.pool_id),
     ("launch config", lambda row: row.launch_config_id),
     ("instance", lambda row: row.instance_id or "unknown"),
     ("batch", lambda row: row.batch_id),
-    ("since", lambda row: moments.clock(row.since, now())),
+    ("since", lambda row: clock(row.since)),
 )
 
 
@@ -90,7 +82,7 @@ def list_accounts(context: typer.Context, output: AsOutput = Output.TABLE) -> No
     Example:
       slipway account ls
     """
-    rows = api_of(context).rows(Account, "provisioner", "/accounts")
+    rows = api_of(context).rows(answers.Account, "provisioner", "/accounts")
     dropped = ("provider", "region", "identity", "may still run", "unknown calls")
     show(rows, FIELDS, output, nothing="no accounts", drop=dropped)
 
@@ -109,7 +101,9 @@ def check_account(context: typer.Context, account: AccountId, output: AsOutput =
       slipway account check aws-main -o json
     """
     api = api_of(context).within(CHECK_SECONDS)
-    checked = api.read(AccountDetails, "provisioner", path("accounts", account, "check"), method="POST", body={})
+    checked = api.read(
+        answers.AccountDetails, "provisioner", path("accounts", account, "check"), method="POST", body={}
+    )
     row = checked.value
     if output is Output.JSON:
         as_json(checked.sent)
@@ -121,7 +115,7 @@ def check_account(context: typer.Context, account: AccountId, output: AsOutput =
         raise typer.Exit(PROBLEM)
 
 
-def _print_findings(findings: Sequence[AccountFinding]) -> None:
+def _print_findings(findings: Sequence[answers.AccountFinding]) -> None:
     """Print findings as a table, and below it a remedy for each that has one."""
     table(findings, FINDINGS, nothing=NOT_CHECKED, drop=("subject",))
     remedies = [finding for finding in findings if finding.remedy]
@@ -140,13 +134,10 @@ def show_account(context: typer.Context, account: AccountId, output: AsOutput = 
     Example:
       slipway account show aws-main
     """
-    read = api_of(context).read(AccountDetails, "provisioner", path("accounts", account))
-    if output is Output.JSON:
-        as_json(read.sent)
+    read = api_of(context).read(answers.AccountDetails, "provisioner", path("accounts", account))
+    if not details(read, output, ("findings", "machines"), (None, "")):
         return
     row = read.value
-    listed = ("findings", "machines")
-    pairs({name: value for name, value in read.sent.items() if name not in listed and value not in (None, "")}, now())
     print()
     _print_findings(row.findings)
     print()
@@ -166,7 +157,9 @@ def retire_account(context: typer.Context, account: AccountId, reason: Reason) -
     Example:
       slipway account retire aws-old --reason "the account was closed"
     """
-    row = api_of(context).post(RetiredAccount, "provisioner", path("accounts", account, "retire"), {"reason": reason})
+    row = api_of(context).post(
+        answers.RetiredAccount, "provisioner", path("accounts", account, "retire"), {"reason": reason}
+    )
     left = f"; {count(row.may_still_run, 'machine')} may still run there: `slipway account show {row.id}`"
     already = " already, and nothing was changed" if row.was_retired else ""
     print(f"account {row.id} is retired{already}{left if row.may_still_run else ''}")
@@ -182,7 +175,9 @@ def reinstate_account(context: typer.Context, account: AccountId, reason: Reason
     Example:
       slipway account reinstate aws-old --reason "support has reopened it"
     """
-    row = api_of(context).post(Account, "provisioner", path("accounts", account, "reinstate"), {"reason": reason})
+    row = api_of(context).post(
+        answers.Account, "provisioner", path("accounts", account, "reinstate"), {"reason": reason}
+    )
     print(f"account {row.id} is reinstated; it launches again once it answers")
 
 
@@ -198,6 +193,63 @@ def confirm_unresponsive(context: typer.Context, account: AccountId, reason: Rea
       slipway account confirm-unresponsive aws-main --reason "the host was powered off"
     """
     row = api_of(context).post(
-        ConfirmedUnresponsive, "provisioner", path("accounts", account, "confirm-unresponsive"), {"reason": reason}
+        answers.ConfirmedUnresponsive,
+        "provisioner",
+        path("accounts", account, "confirm-unresponsive"),
+        {"reason": reason},
     )
     print(f"{count(row.stopped, 'unresponsive worker')} of account {row.id} asked to stop")
+
+
+def _launches(row: answers.LaunchLimit) -> str:
+    limit = row.launches_per_hour
+    waiting = f" + {row.waiting} waiting" if row.waiting else ""
+    return f"{row.launches}{waiting}" + ("" if limit is None else f" of {limit}")
+
+
+def _spend(row: answers.LaunchLimit) -> str:
+    return "" if row.spend_per_day is None else f"{row.spend} of {row.spend_per_day}"
+
+
+LIMITS: Final[tuple[Field[answers.LaunchLimit], ...]] = (
+    "scope",
+    ("id", lambda row: row.scope_id),
+    ("launches", _launches),
+    ("left", lambda row: "" if row.launches_left is None else row.launches_left),
+    ("launches free", lambda row: clock(row.launches_free_at)),
+    ("spend", _spend),
+    ("spend left", lambda row: row.spend_left or ""),
+    ("spend free", lambda row: clock(row.spend_free_at)),
+    ("stops", lambda row: row.reached),
+)
+
+
+@app.command("limits")
+def list_limits(
+    context: typer.Context,
+    account: Annotated[
+        str | None,
+        typer.Argument(metavar="[ACCOUNT]", show_default=False, help="ID of the account", autocompletion=accounts),
+    ] = None,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """Show limits of launches and spend, and what is left
+
+    `launches` are those of the last hour, `spend` what the machines of the last day have cost and may still cost.
+    `free`: when some of it no longer counts. `stops`: the limit that stops launches now. Pools are listed, too.
+
+    \b
+    Examples:
+      slipway account limits
+      slipway account limits aws-main -o json
+    """
+    rows = api_of(context).rows(answers.LaunchLimit, "provisioner", "/launch-limits")
+    if account is not None:
+        rows = [row for row in rows if (row.value.scope, row.value.scope_id) == ("account", account)]
+        if not rows:
+            api_of(context).get(
+                answers.AccountDetails, "provisioner", path("accounts", account)
+            )  # fails if there is none
+    where = "" if account is None else f" for account {account}"
+    nothing = f"no limits are declared{where}: add `limits` to the declaration, and apply it"
+    show(rows, LIMITS, output, nothing=nothing, drop=("spend free", "launches free"))

@@ -5,10 +5,8 @@ from typing import Annotated, Final
 import typer
 
 from slipway_api.http.service import AuditEntry
-from slipway_client.cli.options import AsOutput, Limit, ago, api_of, now
+from slipway_client.cli.options import AsOutput, Limit, ago, api_of, clock
 from slipway_client.cli.tables import Field, Output, show
-from slipway_client.transport.failed import Failed
-from slipway_client.view import moments
 from slipway_common.base.audited import AuditedKind
 
 OfKind = Annotated[AuditedKind | None, typer.Option("--kind", help="Kind of the subjects [default: all]")]
@@ -45,10 +43,7 @@ def audit(
         AuditEntry, "/audit", kind=kind and kind.value, subject=subject, by=by, since=begin, limit=limit + 1
     )
     newest = sorted(rows, key=lambda row: row.value.at, reverse=True)
-    nothing = "no changes in the services that answer" if errors else "no changes"
-    show(newest, FIELDS, output, nothing=nothing, limit=limit)
-    if errors:
-        raise Failed(errors)
+    show(newest, FIELDS, output, nothing="no changes", limit=limit, errors=errors)
 
 
 def _change(row: AuditEntry) -> str:
@@ -67,7 +62,7 @@ def _change(row: AuditEntry) -> str:
 
 
 FIELDS: Final[tuple[Field[AuditEntry], ...]] = (
-    ("at", lambda row: moments.clock(row.at, now())),
+    ("at", lambda row: clock(row.at)),
     "by",
     "action",
     "kind",

@@ -5,53 +5,33 @@ from typing import Annotated, Final
 
 import typer
 
-from slipway_api.http.provisioner.launch_configs import (
-    LaunchConfig,
-    LaunchConfigDetails,
-    LaunchFailure,
-    SharedKey,
-    StageLevel,
-)
+from slipway_api.http.provisioner import launch_configs as answers
 from slipway_client.cli import options
-from slipway_client.cli.options import (
-    AsOutput,
-    ConfigId,
-    ConfigName,
-    For,
-    OfPool,
-    Reason,
-    Until,
-    api_of,
-    noun,
-    now,
-    until_text,
-)
-from slipway_client.cli.tables import Field, Output, as_json, pairs, short, show, table
+from slipway_client.cli.tables import Field, Output, details, short, show, table
 from slipway_client.transport.http import Api, Decoded, path
-from slipway_client.view import moments
 from slipway_client.view.phrases import is_fallback, progress
 from slipway_common.base.revisions import hash_of, name_of
 
-app = noun("Manage launch configs")
+app = options.noun("Manage launch configs")
 
 
-def state(row: LaunchConfig) -> str:
+def state(row: answers.LaunchConfig) -> str:
     """State of a revision: `fallback` for one that is being replaced, also while its launch config is paused."""
     if row.state == "paused" and not row.current:
         return "fallback, paused"
     return "fallback" if is_fallback(row) else row.state
 
 
-def current_first(rows: Iterable[Decoded[LaunchConfig]]) -> list[Decoded[LaunchConfig]]:
+def current_first(rows: Iterable[Decoded[answers.LaunchConfig]]) -> list[Decoded[answers.LaunchConfig]]:
     """Revisions by pool and name, the current one of each name first."""
     return sorted(rows, key=lambda row: _order(row.value))
 
 
-def _order(row: LaunchConfig) -> tuple[str, str, bool, str]:
+def _order(row: answers.LaunchConfig) -> tuple[str, str, bool, str]:
     return row.pool_id, name_of(row.id), not row.current, row.id
 
 
-FIELDS: Final[tuple[Field[LaunchConfig], ...]] = (
+FIELDS: Final[tuple[Field[answers.LaunchConfig], ...]] = (
     ("name", lambda row: name_of(row.id)),
     ("revision", lambda row: hash_of(row.id)),
     ("state", state),
@@ -64,14 +44,17 @@ FIELDS: Final[tuple[Field[LaunchConfig], ...]] = (
     "failed",
     ("account", lambda row: row.account_id),
 )
-OF_POOL: Final[Field[LaunchConfig]] = ("pool", lambda row: row.pool_id)
-PROGRESS: Final[Field[LaunchConfig]] = ("detail", lambda row: progress(row, now()).removeprefix("fallback: ") or None)
+OF_POOL: Final[Field[answers.LaunchConfig]] = ("pool", lambda row: row.pool_id)
+PROGRESS: Final[Field[answers.LaunchConfig]] = (
+    "detail",
+    lambda row: progress(row, options.now()).removeprefix("fallback: ") or None,
+)
 Archived = Annotated[bool, typer.Option("--all", help="Archived revisions, too")]
 
 
 @app.command("ls")
 def list_launch_configs(
-    context: typer.Context, pool: OfPool = None, all_: Archived = False, output: AsOutput = Output.TABLE
+    context: typer.Context, pool: options.OfPool = None, all_: Archived = False, output: options.AsOutput = Output.TABLE
 ) -> None:
     """List launch configs with their weights and health
 
@@ -85,14 +68,16 @@ def list_launch_configs(
       slipway lc ls --all
     """
     rows = current_first(
-        api_of(context).rows(LaunchConfig, "provisioner", "/launch-configs", pool=pool, all=all_ or None)
+        options.api_of(context).rows(
+            answers.LaunchConfig, "provisioner", "/launch-configs", pool=pool, all=all_ or None
+        )
     )
     one = len({row.value.pool_id for row in rows}) <= 1
     fields = FIELDS if one else (*FIELDS[:2], OF_POOL, *FIELDS[2:])
     if any(row.value.stopping for row in rows):
         place = fields.index("running") + 1
         fields = (*fields[:place], "stopping", *fields[place:])
-    changing = any(progress(row.value, now()) for row in rows)
+    changing = any(progress(row.value, options.now()) for row in rows)
     show(
         rows,
         (*fields, PROGRESS) if changing else fields,
@@ -102,7 +87,7 @@ def list_launch_configs(
     )
 
 
-SHARED: Final[tuple[Field[SharedKey], ...]] = (
+SHARED: Final[tuple[Field[answers.SharedKey], ...]] = (
     ("shared", lambda row: f"{row.kind} {row.id}"),
     "stage",
     "window",
@@ -113,7 +98,9 @@ SHARED: Final[tuple[Field[SharedKey], ...]] = (
 
 
 @app.command("show")
-def show_launch_config(context: typer.Context, config: ConfigId, output: AsOutput = Output.TABLE) -> None:
+def show_launch_config(
+    context: typer.Context, config: options.ConfigId, output: options.AsOutput = Output.TABLE
+) -> None:
     """Show a launch config and its latest failures
 
     Deadlines in force, settings, windows, weight, shared limits and recent failures of the current revision, or of the
@@ -125,24 +112,22 @@ def show_launch_config(context: typer.Context, config: ConfigId, output: AsOutpu
       slipway lc show linux-zone-b
       slipway lc show linux-zone-b@3f2c9a
     """
-    api = api_of(context)
-    read = api.read(LaunchConfigDetails, "provisioner", path("launch-configs", config))
-    if output is Output.JSON:
-        as_json(read.sent)
-        return
+    api = options.api_of(context)
+    read = api.read(answers.LaunchConfigDetails, "provisioner", path("launch-configs", config))
     row = read.value
     nested = ("stages", "shared", "record", "recent_failures", "recent_errors", "deadlines", "settings")
-    shown = {name: value for name, value in read.sent.items() if name not in nested}
     inner = {"deadlines": row.deadlines, "settings": row.settings or {}}
-    pairs(shown | {f"{of}.{name}": value for of, values in inner.items() for name, value in values.items()}, now())
+    more = {f"{of}.{name}": value for of, values in inner.items() for name, value in values.items()}
+    if not details(read, output, nested, (), **more):
+        return
     print()
     _show_others(api, row)
     table(list(row.stages.items()), _stages(row), nothing="no windows")
     print()
     table(row.shared, SHARED, nothing="no shared limits")
     print()
-    failures: tuple[Field[LaunchFailure], ...] = (
-        ("at", lambda failure: moments.clock(failure.at, now())),
+    failures: tuple[Field[answers.LaunchFailure], ...] = (
+        ("at", lambda failure: options.clock(failure.at)),
         ("worker", lambda failure: short(failure.worker_id)),
         "reason",
     )
@@ -152,12 +137,12 @@ def show_launch_config(context: typer.Context, config: ConfigId, output: AsOutpu
         table(row.recent_errors, (("errors in a day", lambda error: error.number), "code", "sample"), nothing="")
 
 
-def _show_others(api: Api, row: LaunchConfig) -> None:
+def _show_others(api: Api, row: answers.LaunchConfig) -> None:
     """Print the other revisions of the name, archived ones too; nothing if there are none."""
     name = name_of(row.id)
-    rows = api.items(LaunchConfig, "provisioner", "/launch-configs", pool=row.pool_id, all=True)
+    rows = api.items(answers.LaunchConfig, "provisioner", "/launch-configs", pool=row.pool_id, all=True)
     others = [other for other in rows if name_of(other.id) == name and other.id != row.id]
-    fields: tuple[Field[LaunchConfig], ...] = (
+    fields: tuple[Field[answers.LaunchConfig], ...] = (
         ("other revision", lambda other: hash_of(other.id)),
         ("state", state),
         ("image", lambda other: other.image_revision),
@@ -168,7 +153,7 @@ def _show_others(api: Api, row: LaunchConfig) -> None:
         print()
 
 
-def _stages(row: LaunchConfigDetails) -> tuple[Field[tuple[str, StageLevel]], ...]:
+def _stages(row: answers.LaunchConfigDetails) -> tuple[Field[tuple[str, answers.StageLevel]], ...]:
     """Columns of the stages of a launch config."""
     health = row.record.stages if row.record else {}
     return (
@@ -182,7 +167,11 @@ def _stages(row: LaunchConfigDetails) -> tuple[Field[tuple[str, StageLevel]], ..
 
 @app.command("pause")
 def pause_launch_config(
-    context: typer.Context, config: ConfigName, reason: Reason, for_: For = None, until: Until = None
+    context: typer.Context,
+    config: options.ConfigName,
+    reason: options.Reason,
+    for_: options.For = None,
+    until: options.Until = None,
 ) -> None:
     """Stop launching from a launch config
 
@@ -195,22 +184,19 @@ def pause_launch_config(
       slipway lc pause linux-zone-b --reason "new image first" --until 2026-08-01T17:30
     """
     ends = options.until(for_, until)
-    api_of(context).post(
-        object,
-        "provisioner",
-        path("launch-configs", config, "pause"),
-        {"reason": reason, "until": ends},
+    options.api_of(context).post(
+        object, "provisioner", path("launch-configs", config, "pause"), {"reason": reason, "until": ends}
     )
-    print(f"launch config {config} paused {until_text(ends)}")
+    print(f"launch config {config} paused {options.until_text(ends)}")
 
 
 @app.command("resume")
-def resume_launch_config(context: typer.Context, config: ConfigName, reason: Reason) -> None:
+def resume_launch_config(context: typer.Context, config: options.ConfigName, reason: options.Reason) -> None:
     """Resume launching from a paused launch config
 
     \b
     Example:
       slipway lc resume linux-zone-b --reason "maintenance is over"
     """
-    api_of(context).post(object, "provisioner", path("launch-configs", config, "resume"), {"reason": reason})
+    options.api_of(context).post(object, "provisioner", path("launch-configs", config, "resume"), {"reason": reason})
     print(f"launch config {config} resumed")

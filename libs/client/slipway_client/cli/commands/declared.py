@@ -11,14 +11,7 @@ import typer
 from slipway_api.http.lease_pools import DeclaredLeasePools
 from slipway_api.http.provisioner.declaration import DeclarationResult
 from slipway_api.http.provisioner.launch_configs import LaunchConfig
-from slipway_client.cli.confirming import (
-    CHANGE_FIELDS,
-    REQUIRED,
-    Confirm,
-    ConfirmationNeeded,
-    command_line,
-    confirmation,
-)
+from slipway_client.cli import confirming
 from slipway_client.cli.options import AsOutput, DrainFor, Replace, Terminate, api_of, now, roll_out
 from slipway_client.cli.replaced import Replacement, current_revisions, lines, names_of, replacements, with_replacements
 from slipway_client.cli.tables import Output, as_json, show, table
@@ -63,7 +56,7 @@ def apply(
     from_: From = None,
     prune: Prune = False,
     adopt: Adopt = False,
-    confirm: Confirm = None,
+    confirm: confirming.Confirm = None,
     replace: Replace = None,
     drain_for: DrainFor = None,
     terminate: Terminate = False,
@@ -92,8 +85,8 @@ def apply(
         return
     planned = _Plan(api, _read(files, from_, speed, owner), prune, adopt, roll_out(replace, drain_for, terminate))
     if planned.dangers and confirm != planned.digest:
-        command = command_line(context, "apply")
-        raise ConfirmationNeeded(command, planned.changes, planned.more, planned.dangers, planned.digest)
+        command = confirming.command_line(context, "apply")
+        raise confirming.ConfirmationNeeded(command, planned.changes, planned.more, planned.dangers, planned.digest)
     names = names_of(planned.changes)
     before = current_revisions(api, name=names) if names else []
     planned.carry_out()
@@ -126,7 +119,8 @@ def diff(
     planned = _Plan(api, _read(files, from_, speed, owner), prune, adopt, roll_out(replace, drain_for, terminate))
     planned.show(output)
     if planned.dangers:
-        _print(confirmation(command_line(context, "apply"), planned.dangers, planned.digest), sys.stderr)
+        command = confirming.command_line(context, "apply")
+        _print(confirming.confirmation(command, planned.dangers, planned.digest), sys.stderr)
     if planned.changes:
         raise typer.Exit(DIFFERENCE)
 
@@ -170,7 +164,7 @@ class _Plan:
         if output is Output.JSON:
             as_json(with_replacements(self.changes, replaced))
         else:
-            table(self.changes, CHANGE_FIELDS, nothing=NOTHING_TO_CHANGE)
+            table(self.changes, confirming.CHANGE_FIELDS, nothing=NOTHING_TO_CHANGE)
             _print(lines(replaced, now()), sys.stdout)
             _print(_first(self.paced, "launches in"), sys.stdout)
             _print(_first(self.costs, "the costs of"), sys.stdout)
@@ -189,7 +183,7 @@ class _Plan:
                     self._send[service](confirm=answer.digest)
                 except Failed as error:
                     text = str(error)
-                    if error.slug == REQUIRED:
+                    if error.slug == confirming.REQUIRED:
                         text += "\nThe deployment has changed since the check; see `slipway diff`."
                     if applied:
                         text += "\nThe lease pools were applied; fix this and apply again."

@@ -1,6 +1,6 @@
 """`slipway doctor`: reads the state of every part of a deployment in parallel; the module diagnosis grades it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PROBLEM: Final = 3
-HTTP_SECONDS: Final = 2.0  # per request; at most three are made one after the other
+HTTP_SECONDS: Final = 2.0  # per request, of which lists may need several, one after the other
+READS: Final = 10  # in parallel
 KAFKA_SECONDS: Final = 8.0  # for all of Kafka, in parallel with the requests to services
 NEWEST: Final = 500  # records of each partition: services beat every 5 s
 COLORS: Final = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red"}
@@ -91,38 +92,37 @@ def _gathered(api: Api, partitions: int | None) -> "Gathered":
     from slipway_client.view.diagnosis import Gathered
 
     quick = api.within(HTTP_SECONDS)
-    with ThreadPoolExecutor(len(api.urls) + 1) as threads:
-        kafka = threads.submit(_asked_kafka, api, partitions)
+    with ThreadPoolExecutor(READS) as threads:
+        asked = threads.submit(_asked_kafka, api, partitions)
         statuses = {name: threads.submit(_status, quick, name) for name in api.urls}
-        alerts = threads.submit(_alerts, quick)
-        services = {name: future.result() for name, future in statuses.items()}
-        kafka_facts = kafka.result()
-        answers = services["provisioner"].status is not None
-        stops = threads.submit(_items, quick, LaunchStop, "/launch-stops") if answers else None
-        accounts = threads.submit(_items, quick, Account, "/accounts") if answers else None
-        pools = threads.submit(_items, quick, Pool, "/pools") if answers else None
-        configs = threads.submit(_items, quick, LaunchConfig, "/launch-configs") if answers else None
+        alerts = threads.submit(_known, lambda: quick.list_all(ListedAlert, "/alerts", open=True)[0])
+        deployment = threads.submit(_known, lambda: quick.get(Deployment, "provisioner", "/deployment"))
+        stops = threads.submit(_known, lambda: quick.items(LaunchStop, "provisioner", "/launch-stops"))
+        accounts = threads.submit(_known, lambda: quick.items(Account, "provisioner", "/accounts"))
+        pools = threads.submit(_known, lambda: quick.items(Pool, "provisioner", "/pools"))
+        configs = threads.submit(_known, lambda: quick.items(LaunchConfig, "provisioner", "/launch-configs"))
+        kafka, open_alerts = asked.result(), alerts.result()
         return Gathered(
             own_version=version("slipway-client"),
-            services=services,
+            services={name: status.result() for name, status in statuses.items()},
             kafka=api.kafka,
-            kafka_error=kafka_facts.error,
-            differences=kafka_facts.differences,
-            heartbeats=kafka_facts.heartbeats,
+            kafka_error=kafka.error,
+            differences=kafka.differences,
+            heartbeats=kafka.heartbeats,
             now=now(),
-            alerts=alerts.result(),
-            deployment=_deployment(quick) if answers else None,
-            launch_stops=stops.result() if stops else None,
-            accounts=accounts.result() if accounts else None,
-            pools=pools.result() if pools else None,
-            configs=configs.result() if configs else None,
+            alerts=None if open_alerts is None else [row.value for row in open_alerts],
+            deployment=deployment.result(),
+            launch_stops=stops.result(),
+            accounts=accounts.result(),
+            pools=pools.result(),
+            configs=configs.result(),
         )
 
 
-def _alerts(api: Api) -> list[ListedAlert] | None:
-    """Open alerts of the services that answer; None if none does."""
+def _known(read: Callable[[], T]) -> T | None:
+    """What services answer; None if they do not: one whose database is down reports that in its status."""
     try:
-        return [row.value for row in api.list_all(ListedAlert, "/alerts", open=True)[0]]
+        return read()
     except Failed:
         return None
 
@@ -137,21 +137,6 @@ def _status(api: Api, service: str) -> "ServiceAnswer":
     except Failed as refused:
         error = str(refused).partition("\n")[0]
     return ServiceAnswer(url=api.urls[service], status=status, error=error, asked_at=asked_at, answered_at=utc_now())
-
-
-def _items(api: Api, type_: type[T], path: str) -> list[T] | None:
-    """A list of the provisioner; None without one: a service whose database is down reports that in its status."""
-    try:
-        return api.items(type_, "provisioner", path)
-    except Failed:
-        return None
-
-
-def _deployment(api: Api) -> Deployment | None:
-    try:
-        return api.get(Deployment, "provisioner", "/deployment")
-    except Failed:
-        return None
 
 
 class _Kafka(msgspec.Struct):

@@ -7,9 +7,8 @@ import msgspec
 import typer
 
 from slipway_api.http.provisioner.workers import ErrorTotal, WorkerError
-from slipway_client.cli.options import AsOutput, Limit, OfPool, ago, api_of, noun, now, revisions, workers
+from slipway_client.cli.options import AsOutput, Limit, OfPool, ago, api_of, clock, noun, revisions, workers
 from slipway_client.cli.tables import Field, Output, first, short, show, table
-from slipway_client.view import moments
 
 app = noun("List errors of workers")
 
@@ -41,7 +40,7 @@ TOTALS: Final[tuple[Field[_Total], ...]] = (
     "last_hour",
 )
 EACH: Final[tuple[Field[WorkerError], ...]] = (
-    ("at", lambda row: moments.clock(row.at, now())),
+    ("at", lambda row: clock(row.at)),
     ("worker", lambda row: short(row.worker_id)),
     "code",
     "sample",

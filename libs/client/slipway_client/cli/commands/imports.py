@@ -49,14 +49,13 @@ def boskos(
       slipway import boskos --hold 4h --ttl 30m _boskos.yaml
     """
     from slipway_client.cli.boskos_file import resources
-    from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
+    from slipway_client.cli.declarations import text_of
+    from slipway_common.declaration.strict_yaml import Invalid
 
     try:
-        found = resources(file.read_text(encoding="utf-8"))
+        found = resources(text_of(file))
     except Invalid as error:
-        raise InvalidFile(file, error.problems) from error
-    except UnicodeDecodeError as error:
-        raise InvalidFile(file, [DocumentProblem("", f"is not UTF-8 text: {error.reason}")]) from error
+        raise InvalidFile((file, error)) from error
     body = DeclareSlots(
         slots=found.slots, hold_seconds=seconds_of("--hold", hold), ttl_seconds=seconds_of("--ttl", ttl)
     )

@@ -9,8 +9,8 @@ import typer
 
 from slipway_api.http.lease_broker import ConfirmLease, Lease, ReleasedLease, ReleaseLease, RenewLease
 from slipway_client.cli.commands.lease_options import Pool, duration_or_zero, handle_of
-from slipway_client.cli.options import AsOutput, Limit, OfLeasePool, api_of, clock, now
-from slipway_client.cli.tables import Field, Output, as_json, first, pairs, result, show
+from slipway_client.cli.options import AsOutput, Limit, OfLeasePool, api_of, clock
+from slipway_client.cli.tables import Field, Output, details, first, result, show
 from slipway_client.transport.http import path
 from slipway_client.transport.switch import switched_off
 
@@ -145,11 +145,7 @@ def status(
     """
     if not (id_ := lease.partition(":")[0] if lease else os.environ.get("SLIPWAY_LEASE_ID", "")):
         raise typer.BadParameter("no lease: pass LEASE_ID or set SLIPWAY_LEASE_ID")
-    row = api_of(context).read(Lease, "lease-broker", path("leases", id_))
-    if output is Output.JSON:
-        as_json(row.sent)
-    else:
-        pairs({name: value for name, value in row.sent.items() if name != "id"}, now())  # the same as lease_id
+    details(api_of(context).read(Lease, "lease-broker", path("leases", id_)), output, ["id"])  # as lease_id
 
 
 LEASES: Final[tuple[Field[Lease], ...]] = (

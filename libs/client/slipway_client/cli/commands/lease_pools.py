@@ -10,8 +10,8 @@ import typer
 from slipway_api.http.lease_broker import LeaseDecision
 from slipway_api.http.lease_pools import ChangedLeasePool, LeasePool, LeasePoolReport, ReportedUnits
 from slipway_client.cli.confirming import Confirm, command_line, confirmable
-from slipway_client.cli.options import AsOutput, Reason, ago, api_of, duration_seconds, lease_pools, now, seconds_of
-from slipway_client.cli.tables import Field, Output, as_json, pairs, result, show, table
+from slipway_client.cli.options import AsOutput, Reason, ago, api_of, clock, duration_seconds, lease_pools, seconds_of
+from slipway_client.cli.tables import Field, Output, details, pairs, result, show, table
 from slipway_client.transport.http import path
 from slipway_client.view import moments
 from slipway_client.view.phrases import limit_in_force, waits
@@ -93,16 +93,14 @@ def report(
         limit=limit,
         hold_seconds=duration_seconds("--hold", hold),
     )
-    if output is Output.JSON:
-        as_json(read.sent)
-        return
     row = read.value
     tables: dict[str, Sequence[msgspec.Struct]] = {"bands": row.bands, "spreads": row.spreads, "what_if": row.what_if}
-    pairs({name: value for name, value in read.sent.items() if name not in tables}, now())
+    if not details(read, output, [*tables]):
+        return
     for name, rows in tables.items():
         print(f"\n{printable(name.replace('_', ' '))}:")
         if len(rows) == 1:  # a table of one row with many columns is wider than a terminal
-            pairs(msgspec.structs.asdict(rows[0]), now())
+            pairs(msgspec.structs.asdict(rows[0]))
         else:
             table(rows, rows[0].__struct_fields__ if rows else (), nothing="none")
 
@@ -191,7 +189,7 @@ def report_units(
     """
     body = {"units": units, "ttl_seconds": duration_seconds("--ttl", ttl)}
     answer = api_of(context).put(ReportedUnits, "lease-broker", path("lease-pools", pool, "units"), body)
-    until = moments.clock(answer.valid_until, now())
+    until = clock(answer.valid_until)
     print(f"lease pool {pool}: {units} {'unit' if units == 1 else 'units'} reported, valid until {until}")
 
 
@@ -246,7 +244,7 @@ def undrain(context: typer.Context, pool: LeasePoolId, reason: Reason) -> None:
 
 
 HISTORY: Final[tuple[Field[LeaseDecision], ...]] = (
-    ("at", lambda row: moments.clock(row.at, now())),
+    ("at", lambda row: clock(row.at)),
     ("what", lambda row: row.kind),
     ("lease", lambda row: row.lease_id),
     ("request", lambda row: row.request_id),

@@ -2,18 +2,15 @@
 first argument."""
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal
 
 import typer
 
 from slipway_api.http.pages import Items
 from slipway_api.http.service import DeadLetter, DeadLetterContent, Position, Replayed, StoppedPartition
-from slipway_client.cli.options import AsOutput, Limit, api_of, noun, now
+from slipway_client.cli.options import AsOutput, Limit, api_of, clock, noun, now
 from slipway_client.cli.tables import Field, Output, show
-from slipway_client.transport.failed import Failed
-from slipway_client.transport.http import Api
-from slipway_client.view import dead_letter, moments
+from slipway_client.view import dead_letter
 from slipway_common.base.sanitize import printable
 
 dlq = noun("Manage dead letters")
@@ -27,13 +24,9 @@ LETTER_FIELDS: Final[tuple[Field[DeadLetter], ...]] = (
     "state",
     "subject",
     "reason",
-    ("at", lambda row: moments.clock(row.at, now())),
+    ("at", lambda row: clock(row.at)),
 )
 STOPPED_FIELDS: Final[tuple[Field[StoppedPartition], ...]] = ("service", "topic", "partition", "reason")
-
-
-T = TypeVar("T")
-
 
 Consumer = Literal["provisioner", "weight-calculator", "lease-broker"]
 """Services that consume topics."""
@@ -56,16 +49,8 @@ def list_dead(
     Example:
       slipway dlq ls provisioner
     """
-    _list(
-        api_of(context),
-        DeadLetter,
-        service,
-        "/dead-letters",
-        LETTER_FIELDS,
-        output,
-        nothing="no dead letters",
-        limit=limit,
-    )
+    rows, errors = api_of(context).list_all(DeadLetter, "/dead-letters", service, limit=limit + 1)
+    show(rows, LETTER_FIELDS, output, nothing="no dead letters", limit=limit, errors=errors)
 
 
 @dlq.command("show")
@@ -91,25 +76,6 @@ def show_dead(
         sys.stdout.buffer.write(bytes.fromhex(letter.value or ""))
         return
     print("\n".join(dead_letter.lines(letter, now=now())))
-
-
-def _list(
-    api: Api,
-    type_: type[T],
-    service: Consumer | None,
-    path: str,
-    fields: Sequence[Field[T]],
-    output: Output,
-    *,
-    nothing: str,
-    limit: int | None = None,
-) -> None:
-    """Show the rows of one service, or of all that answer, then the errors of the others."""
-    more = limit and limit + 1
-    rows, errors = api.list_all(type_, path, [service] if service else [], limit=more)
-    show(rows, fields, output, nothing=f"{nothing} in the services that answer" if errors else nothing, limit=limit)
-    if errors:
-        raise Failed(errors)
 
 
 @dlq.command("replay")
@@ -152,15 +118,8 @@ def list_stopped(context: typer.Context, service: AnyService = None, output: AsO
     Example:
       slipway topics stopped lease-broker
     """
-    _list(
-        api_of(context),
-        StoppedPartition,
-        service,
-        "/positions/stopped",
-        STOPPED_FIELDS,
-        output,
-        nothing="no partition is stopped",
-    )
+    rows, errors = api_of(context).list_all(StoppedPartition, "/positions/stopped", service)
+    show(rows, STOPPED_FIELDS, output, nothing="no partition is stopped", errors=errors)
 
 
 @topics.command("adopt")

@@ -2,35 +2,20 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from slipway_api.http.declaration import Change
 from slipway_api.http.provisioner.declaration import DeclarationResult, PoolRevision, RevisionInForce
-from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_api.http.provisioner.pools import PoolDetails
 from slipway_api.http.provisioner.workers import Worker
-from slipway_client.cli import options
+from slipway_client.cli import options, replaced
 from slipway_client.cli.confirming import CHANGE_FIELDS, Confirm, command_line, confirmable
-from slipway_client.cli.options import (
-    AsOutput,
-    DrainFor,
-    Limit,
-    OptionalReason,
-    PoolId,
-    Reason,
-    Replace,
-    Strategy,
-    Terminate,
-    api_of,
-    now,
-)
-from slipway_client.cli.replaced import LAUNCH_CONFIG, current_revisions, lines, replacements, with_replacements
 from slipway_client.cli.tables import Field, Output, as_json, show, table
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api, Parameter, path
-from slipway_client.view import moments
 from slipway_client.view.phrases import count
 from slipway_common.base.sanitize import printable
 
@@ -59,15 +44,15 @@ ConfigNames = Annotated[
 @app.command("set-image")
 def set_image(
     context: typer.Context,
-    pool: PoolId,
+    pool: options.PoolId,
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="Image revision to launch")],
     config: ConfigNames = None,
-    replace: Replace = None,
-    drain_for: DrainFor = None,
-    terminate: Terminate = False,
-    reason: OptionalReason = None,
+    replace: options.Replace = None,
+    drain_for: options.DrainFor = None,
+    terminate: options.Terminate = False,
+    reason: options.OptionalReason = None,
     confirm: Confirm = None,
-    output: AsOutput = Output.TABLE,
+    output: options.AsOutput = Output.TABLE,
 ) -> None:
     """Set the image of a pool's launch configs
 
@@ -95,17 +80,18 @@ def set_image(
         ]
         return spec | {"launch_configs": configs}
 
-    api = api_of(context)
-    before = current_revisions(api, pool=pool)
+    api = options.api_of(context)
+    before = replaced.current_revisions(api, pool=pool)
     with confirmable(command_line(context)):
         answer = _changed(api, pool, with_image, parameters | {"confirm": confirm})
-    _show_replaced(api, pool, before, answer.items, output)
+    made = replaced.replacements(before, replaced.current_revisions(api, pool=pool), answer.items)
+    _show_changes(answer.items, pool, output, made)
 
 
 @app.command("set")
 def set_pool(
     context: typer.Context,
-    pool: PoolId,
+    pool: options.PoolId,
     max_: Annotated[int | None, typer.Option("--max", metavar="N", min=0, help="Maximum number of workers")] = None,
     min_: Annotated[int | None, typer.Option("--min", metavar="N", min=0, help="Minimum number of workers")] = None,
     mode: Annotated[
@@ -115,9 +101,9 @@ def set_pool(
     drain_for: Annotated[
         str | None, typer.Option("--drain-for", metavar="DURATION", help="Default time limit of drains, such as 2h")
     ] = None,
-    reason: OptionalReason = None,
+    reason: options.OptionalReason = None,
     confirm: Confirm = None,
-    output: AsOutput = Output.TABLE,
+    output: options.AsOutput = Output.TABLE,
 ) -> None:
     """Change settings of a worker pool
 
@@ -140,18 +126,18 @@ def set_pool(
         raise typer.BadParameter("nothing to set: give --max, --min, --mode, --ratio or --drain-for")
     parameters = {"action": "set", "reason": reason, "confirm": confirm}
     with confirmable(command_line(context)):
-        answer = _changed(api_of(context), pool, lambda spec: spec | wanted, parameters)
-    _show_changes(answer, pool, output)
+        answer = _changed(options.api_of(context), pool, lambda spec: spec | wanted, parameters)
+    _show_changes(answer.items, pool, output)
 
 
 @app.command("promote")
 def promote_pool(
     context: typer.Context,
-    pool: PoolId,
+    pool: options.PoolId,
     force: Annotated[bool, typer.Option("--force", help="Promotion of a canary that has not registered")] = False,
-    reason: OptionalReason = None,
+    reason: options.OptionalReason = None,
     confirm: Confirm = None,
-    output: AsOutput = Output.TABLE,
+    output: options.AsOutput = Output.TABLE,
 ) -> None:
     """Promote a pool from observe to canary, or to enforce
 
@@ -163,7 +149,7 @@ def promote_pool(
     Example:
       slipway pool promote linux --reason "the canary has done its first task"
     """
-    api = api_of(context)
+    api = options.api_of(context)
     mode = api.get(PoolDetails, "provisioner", path("pools", pool)).mode
     wanted = PROMOTED.get(mode)
     if wanted is None:
@@ -179,7 +165,7 @@ def promote_pool(
     parameters = {"action": "set", "reason": reason, "confirm": confirm}
     with confirmable(command_line(context)):
         answer = _changed(api, pool, lambda spec: spec | {"mode": wanted}, parameters)
-    _show_changes(answer, pool, output)
+    _show_changes(answer.items, pool, output)
     if output is Output.TABLE:
         texts = [row.text for row in answer.costs] + [row.text for row in answer.unpriced]
         print(*map(printable, texts), sep="\n")
@@ -188,9 +174,9 @@ def promote_pool(
 @app.command("history")
 def show_history(
     context: typer.Context,
-    pool: PoolId,
-    limit: Limit = 20,
-    output: AsOutput = Output.TABLE,
+    pool: options.PoolId,
+    limit: options.Limit = 20,
+    output: options.AsOutput = Output.TABLE,
 ) -> None:
     """List the changes of a declared worker pool, newest first
 
@@ -200,15 +186,15 @@ def show_history(
     Example:
       slipway pool history linux
     """
-    rows = api_of(context).rows(PoolRevision, "provisioner", path("pools", pool, "history"), limit=limit + 1)
+    rows = options.api_of(context).rows(PoolRevision, "provisioner", path("pools", pool, "history"), limit=limit + 1)
     show(rows, HISTORY, output, nothing="no changes are recorded", drop=("owner",), limit=limit)
 
 
 @app.command("rollback")
 def roll_back(
     context: typer.Context,
-    pool: PoolId,
-    reason: Reason,
+    pool: options.PoolId,
+    reason: options.Reason,
     to: Annotated[
         str | None,
         typer.Option("--to", metavar="NUMBER", help="Number in `slipway pool history` [default: see above]"),
@@ -218,12 +204,12 @@ def roll_back(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Rollback also to a tripped revision")] = False,
     replace: Annotated[
-        Strategy | None, typer.Option("--replace", help="Replacement as by set-image [default: see above]")
+        options.Strategy | None, typer.Option("--replace", help="Replacement as by set-image [default: see above]")
     ] = None,
-    drain_for: DrainFor = None,
-    terminate: Terminate = False,
+    drain_for: options.DrainFor = None,
+    terminate: options.Terminate = False,
     confirm: Confirm = None,
-    output: AsOutput = Output.TABLE,
+    output: options.AsOutput = Output.TABLE,
 ) -> None:
     """Roll a pool's launch configs back to earlier revisions
 
@@ -241,7 +227,7 @@ def roll_back(
       slipway pool rollback linux --reason "linux-2 does not boot"
       slipway pool rollback linux --to 12 --reason "back to the images of last week"
     """
-    api = api_of(context)
+    api = options.api_of(context)
     given = {
         "to_revision": _number(pool, to),
         "whole": whole or None,
@@ -251,19 +237,13 @@ def roll_back(
         **options.roll_out(replace, drain_for, terminate),
     }
     body = {name: value for name, value in given.items() if value is not None}
-    before = current_revisions(api, pool=pool)
+    before = replaced.current_revisions(api, pool=pool)
     with confirmable(command_line(context)):
         answer = api.post(DeclarationResult, "provisioner", path("pools", pool, "rollback"), body)
-    _show_replaced(api, pool, before, answer.items, output)
+    made = replaced.replacements(before, replaced.current_revisions(api, pool=pool), answer.items)
+    _show_changes(answer.items, pool, output, made)
     if output is Output.TABLE:
         print(f"As of entry {answer.to_revision} of the history; current: {_images(answer.revisions or {})}")
-
-
-def _show_changes(answer: DeclarationResult, pool: str, output: Output) -> None:
-    if output is Output.JSON:
-        as_json(answer.items)
-    else:
-        table(answer.items, CHANGE_FIELDS, nothing=f"pool {pool} is unchanged")
 
 
 def _number(pool: str, given: str | None) -> int | None:
@@ -300,7 +280,7 @@ def _summary(row: PoolRevision) -> str:
 
 HISTORY: Final[tuple[Field[PoolRevision], ...]] = (
     ("number", lambda row: row.revision),
-    ("at", lambda row: moments.clock(row.at, now())),
+    ("at", lambda row: options.clock(row.at)),
     "by",
     "action",
     "owner",
@@ -350,16 +330,18 @@ def _differs(declared: Spec, wanted: Spec) -> bool:
     return any(declared.get(name) != wanted[name] for name in wanted if name not in kept)
 
 
-def _show_replaced(
-    api: Api, pool: str, before: Sequence[LaunchConfig], changes: Sequence[Change], output: Output
+def _show_changes(
+    changes: Sequence[Change],
+    pool: str,
+    output: Output,
+    made: Mapping[str, replaced.Replacement] = MappingProxyType({}),
 ) -> None:
-    """Show a line for each launch config that has another current revision than before, and other changes below."""
-    made = replacements(before, current_revisions(api, pool=pool), changes)
+    """Show a line for each launch config whose current revision was replaced, and other changes below."""
     if output is Output.JSON:
-        as_json(with_replacements(changes, made))
+        as_json(replaced.with_replacements(changes, made))
         return
-    for line in lines(made, now()):
+    for line in replaced.lines(made, options.now()):
         print(line)
-    rest = [change for change in changes if change.kind != LAUNCH_CONFIG or change.id not in made]
+    rest = [change for change in changes if change.kind != replaced.LAUNCH_CONFIG or change.id not in made]
     if rest or not made:
         table(rest, CHANGE_FIELDS, nothing=f"pool {pool} is unchanged")

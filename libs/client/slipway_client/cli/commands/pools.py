@@ -9,10 +9,9 @@ from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_api.http.provisioner.pools import Pool, PoolDetails
 from slipway_client.cli import options
 from slipway_client.cli.commands.configs import PROGRESS, current_first, state
-from slipway_client.cli.options import AsOutput, For, PoolId, Reason, Until, api_of, noun, now, until_text
+from slipway_client.cli.options import AsOutput, For, PoolId, Reason, Until, api_of, clock, noun, now, until_text
 from slipway_client.cli.tables import Field, Output, as_json, pairs, show, table
 from slipway_client.transport.http import path
-from slipway_client.view import moments
 from slipway_client.view.phrases import progress, waits
 from slipway_common.base.revisions import hash_of, name_of
 
@@ -78,13 +77,13 @@ def show_pool(context: typer.Context, pool: PoolId, output: AsOutput = Output.TA
         as_json(read.sent | lists)
         return
     shown = {name: value for name, value in read.sent.items() if name not in ("backlog_seconds", "declared")}
-    pairs(shown | {"backlog_for": waits(read.value.backlog_seconds)}, now())
+    pairs(shown | {"backlog_for": waits(read.value.backlog_seconds)})
     print()
     if changing := [one.value for one in revisions if progress(one.value, now())]:
         table(changing, CHANGING, nothing="")
         print()
     fields: tuple[Field[Decision], ...] = (
-        ("at", lambda made: moments.clock(made.last_at, now())),
+        ("at", lambda made: clock(made.last_at)),
         ("decision", lambda made: made.id),
         "launched",
         "reason",

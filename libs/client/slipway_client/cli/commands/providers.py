@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from slipway_api.http.provisioner.accounts import CodeMeaning
-from slipway_client.cli.options import AsOutput, accounts, api_of, noun, now
-from slipway_client.cli.tables import Output, as_json, pairs
+from slipway_client.cli.options import AsOutput, accounts, api_of, noun
+from slipway_client.cli.tables import Output, details
 from slipway_client.transport.http import path
 
 app = noun("Inspect cloud providers")
@@ -42,7 +42,4 @@ def classify(
     meaning = api_of(context).read(
         CodeMeaning, "provisioner", f"{path('providers', provider)}/classify", code=code, **given
     )
-    if output is Output.JSON:
-        as_json(meaning.sent)
-    else:
-        pairs({name: value for name, value in meaning.sent.items() if value != ""}, now())
+    details(meaning, output, hidden=[""])

@@ -7,14 +7,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 import typer
 
-from slipway_api.http.provisioner.recovery import (
-    LostClaim,
-    MissingInstance,
-    OpenCall,
-    OrphanInstance,
-    Recovery,
-    RecoveryConfirmed,
-)
+from slipway_api.http.provisioner import recovery as answers
 from slipway_client.cli.confirming import CONFIRMATION
 from slipway_client.cli.options import AsOutput, Reason, api_of, clock, noun
 from slipway_client.cli.tables import Field, Output, as_json, table
@@ -34,7 +27,7 @@ class Action(StrEnum):
     ADOPT, LEAVE, TERMINATE = "adopt", "leave", "terminate"
 
 
-ORPHANS: Final[tuple[Field[OrphanInstance], ...]] = (
+ORPHANS: Final[tuple[Field[answers.OrphanInstance], ...]] = (
     ("instance", lambda row: row.instance_id),
     ("account", lambda row: row.account_id),
     ("config", lambda row: row.launch_config_id),
@@ -42,21 +35,21 @@ ORPHANS: Final[tuple[Field[OrphanInstance], ...]] = (
     "action",
     ("reason", lambda row: f"{row.reason}; {row.why}"),
 )
-MISSING: Final[tuple[Field[MissingInstance], ...]] = (
+MISSING: Final[tuple[Field[answers.MissingInstance], ...]] = (
     ("worker", lambda row: row.worker_id),
     ("pool", lambda row: row.pool_id),
     ("instance", lambda row: row.instance_id),
     ("account", lambda row: row.account_id),
     "state",
 )
-OPEN_CALLS: Final[tuple[Field[OpenCall], ...]] = (
+OPEN_CALLS: Final[tuple[Field[answers.OpenCall], ...]] = (
     ("batch", lambda row: row.batch_id),
     ("account", lambda row: row.account_id),
     ("config", lambda row: row.launch_config_id),
     "units",
     ("started", lambda row: clock(row.started_at)),
 )
-LOST_CLAIMS: Final[tuple[Field[LostClaim], ...]] = (
+LOST_CLAIMS: Final[tuple[Field[answers.LostClaim], ...]] = (
     ("pool", lambda row: row.pool_id),
     "source",
     "claimed",
@@ -113,7 +106,7 @@ def confirm(
       slipway db confirm
       slipway db confirm --terminate i-0abc --yes
     """
-    read = api_of(context).read(Recovery, "provisioner", "/recovery")
+    read = api_of(context).read(answers.Recovery, "provisioner", "/recovery")
     found = read.value
     given: dict[str, Action] = {}
     for action, ids in ((Action.ADOPT, adopt), (Action.LEAVE, leave), (Action.TERMINATE, terminate)):
@@ -144,7 +137,7 @@ def confirm(
         raise typer.Exit(CONFIRMATION)
     instances = [{"account_id": row.account_id, "instance_id": row.instance_id, "action": row.action} for row in rows]
     body = {"instances": instances, "unlisted": unlisted or []}
-    done = api_of(context).post(RecoveryConfirmed, "provisioner", "/recovery/confirm", body)
+    done = api_of(context).post(answers.RecoveryConfirmed, "provisioner", "/recovery/confirm", body)
     if output is Output.JSON:
         as_json(answer | {"done": done})
         return
@@ -156,18 +149,18 @@ def confirm(
         print(f"{done.open} more were found meanwhile: run `slipway db confirm` again")
 
 
-def _chosen(row: OrphanInstance, given: Mapping[str, Action], others: Action | None) -> OrphanInstance:
+def _chosen(row: answers.OrphanInstance, given: Mapping[str, Action], others: Action | None) -> answers.OrphanInstance:
     """A row with the action that was chosen for it."""
     action = given.get(row.instance_id) or others
     return row if action is None else msgspec.structs.replace(row, action=action.value, why="as requested")
 
 
-def _counted(rows: Sequence[OrphanInstance]) -> str:
+def _counted(rows: Sequence[answers.OrphanInstance]) -> str:
     numbers = ((action, sum(row.action == action for row in rows)) for action in Action)
     return ", ".join(f"{action} {number}" for action, number in numbers)
 
 
-def _print_refusals(found: Recovery, unlisted: Collection[str] = ()) -> None:
+def _print_refusals(found: answers.Recovery, unlisted: Collection[str] = ()) -> None:
     """Print why a confirmation would be refused now, and what to do about it."""
     if not found.compared:
         reason = "the database has not been compared with Kafka since its server started, or since it was restored"
@@ -182,7 +175,7 @@ def _print_refusals(found: Recovery, unlisted: Collection[str] = ()) -> None:
 
 def differences(api: Api, output: Output) -> bool:
     """Print the differences between a restored database and what runs; true if a person has to act."""
-    read = api.read(Recovery, "provisioner", "/recovery")
+    read = api.read(answers.Recovery, "provisioner", "/recovery")
     found = read.value
     if output is Output.JSON:
         as_json(read.sent)

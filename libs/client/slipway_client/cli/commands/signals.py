@@ -11,7 +11,7 @@ from slipway_api.events.signal_kinds import AT_ONCE, CAPS, KINDS, TTL_SECONDS, T
 from slipway_api.http.weight_calculator import AcceptedSignal, LiveSignal, RefusedSignal, Signals
 from slipway_client.cli import options
 from slipway_client.cli.commands.workers import found
-from slipway_client.cli.options import AsOutput, Reason, api_of, noun, now
+from slipway_client.cli.options import AsOutput, Reason, api_of, clock, noun, now
 from slipway_client.cli.tables import Field, Output, as_json, table
 from slipway_client.transport.failed import Failed
 from slipway_client.view import moments
@@ -28,12 +28,12 @@ LIVE: Final[tuple[Field[LiveSignal], ...]] = (
     "kind",
     ("target", lambda row: f"{row.target_kind} {row.target_id}"),
     ("value", lambda row: row.value if row.kind in VALUED else None),
-    ("until", lambda row: None if row.kind in AT_ONCE else moments.clock(row.until, now())),
+    ("until", lambda row: None if row.kind in AT_ONCE else clock(row.until)),
     ("configs", lambda row: len(_names(row.configs))),
     "reason",
 )
 REFUSED: Final[tuple[Field[RefusedSignal], ...]] = (
-    ("at", lambda row: moments.clock(row.at, now())),
+    ("at", lambda row: clock(row.at)),
     "source",
     "kind",
     ("target", lambda row: f"{row.target_kind} {row.target_id}"),

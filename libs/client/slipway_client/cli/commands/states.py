@@ -7,13 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from slipway_api.http.provisioner.workspaces import (
-    ExportedState,
-    RotatedKeys,
-    StateKey,
-    UnauthenticDocument,
-    UnlockedWorkspace,
-)
+from slipway_api.http.provisioner import workspaces as answers
 from slipway_client.cli.commands.workers import full_id
 from slipway_client.cli.options import AsOutput, WorkerId, api_of, noun
 from slipway_client.cli.tables import Field, Output, show
@@ -30,13 +24,13 @@ GONE: Final = "gone"
 Why = Annotated[str, typer.Option(metavar="TEXT", help="Reason for the audit")]
 
 
-def _use(row: StateKey) -> str:
+def _use(row: answers.StateKey) -> str:
     if not row.available:
         return "unavailable"
     return "encrypts" if row.encrypts else "decrypts"
 
 
-FIELDS: Final[tuple[Field[StateKey], ...]] = ("id", ("use", _use), "documents")
+FIELDS: Final[tuple[Field[answers.StateKey], ...]] = ("id", ("use", _use), "documents")
 
 
 @of_workers.command("state")
@@ -63,7 +57,7 @@ def export_state(
     if export is not None and export.exists():
         raise Failed(f"{export} exists already, and nothing was exported; choose another file")
     answer = api_of(context).post(
-        ExportedState, "provisioner", path("workers", id_, "state"), {"reason": reason, "rejected": rejected}
+        answers.ExportedState, "provisioner", path("workers", id_, "state"), {"reason": reason, "rejected": rejected}
     )
     state = answer.state
     if export is None:
@@ -92,7 +86,9 @@ def unlock(context: typer.Context, worker: WorkerId, reason: Why = "") -> None:
       slipway worker unlock 3f9a12cd --reason "its host was removed"
     """
     id_ = full_id(api_of(context), worker)
-    answer = api_of(context).post(UnlockedWorkspace, "provisioner", path("workers", id_, "unlock"), {"reason": reason})
+    answer = api_of(context).post(
+        answers.UnlockedWorkspace, "provisioner", path("workers", id_, "unlock"), {"reason": reason}
+    )
     if answer.phase == GONE:
         print(f"workspace of worker {id_} is gone; there is nothing to unlock")
         return
@@ -111,7 +107,7 @@ def list_keys(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
     Example:
       slipway state-key ls
     """
-    show(api_of(context).rows(StateKey, "provisioner", "/state-keys"), FIELDS, output, nothing="no state keys")
+    show(api_of(context).rows(answers.StateKey, "provisioner", "/state-keys"), FIELDS, output, nothing="no state keys")
 
 
 @app.command("rotate")
@@ -127,9 +123,9 @@ def rotate(context: typer.Context) -> None:
       slipway state-key rotate
     """
     encrypted, after = 0, None
-    not_authentic: list[UnauthenticDocument] = []
+    not_authentic: list[answers.UnauthenticDocument] = []
     while True:
-        answer = api_of(context).post(RotatedKeys, "provisioner", "/state-keys/rotate", {"after": after})
+        answer = api_of(context).post(answers.RotatedKeys, "provisioner", "/state-keys/rotate", {"after": after})
         encrypted += answer.encrypted
         not_authentic += answer.not_authentic
         if (after := answer.after) is None:
@@ -146,7 +142,7 @@ def rotate(context: typer.Context) -> None:
         raise Failed("\n".join(problems))
 
 
-def _not_authentic(document: UnauthenticDocument) -> str:
+def _not_authentic(document: answers.UnauthenticDocument) -> str:
     """Problem with a document that no key can decrypt."""
     whose = f"worker {document.worker_id}" if document.worker_id else f"workspace {document.workspace_id}"
     return (

@@ -187,6 +187,6 @@ def _editing(file: Path | None, verb: str) -> Iterator[None]:
     try:
         yield
     except Invalid as error:
-        raise InvalidFile(file or Path(f"slipway token {verb}"), error.problems) from error
+        raise InvalidFile((file or Path(f"slipway token {verb}"), error)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise Failed(f"cannot use the tokens file: {error}") from error

@@ -8,8 +8,8 @@ import typer
 from slipway_api.events.weight import SharedWindow, StageHealth, WeightChanged
 from slipway_api.http.provisioner.launch_configs import LaunchConfigDetails
 from slipway_api.http.provisioner.pools import PoolDetails
-from slipway_client.cli.options import AsOutput, ConfigId, OfPool, api_of, noun, now
-from slipway_client.cli.tables import Field, Output, as_json, pairs, show, table
+from slipway_client.cli.options import AsOutput, ConfigId, OfPool, api_of, noun
+from slipway_client.cli.tables import Field, Output, details, show, table
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import path
 
@@ -89,14 +89,10 @@ def show_weight(context: typer.Context, config: ConfigId, output: AsOutput = Out
     read = next((row for row in items if row.value.launch_config_id == id_), None)
     if read is None:
         raise Failed(f"no weight of launch config {id_}; `slipway weights ls` lists all")
-    if output is Output.JSON:
-        as_json(read.sent)
-        return
     row = read.value
     nested = ("stages", "shared", "offsets")
-    pairs(
-        {name: value for name, value in read.sent.items() if name not in nested} | {"probe_permit": _permit(row)}, now()
-    )
+    if not details(read, output, nested, probe_permit=_permit(row)):
+        return
     print()
     table(list(row.stages.items()), STAGES, nothing="no stages")
     if row.shared:

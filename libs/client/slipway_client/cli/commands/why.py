@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
@@ -15,7 +15,7 @@ from slipway_api.http.provisioner.declaration import RollbackPreview
 from slipway_api.http.provisioner.demand import DemandSource
 from slipway_api.http.provisioner.launch_configs import LaunchConfig, LaunchConfigDetails
 from slipway_api.http.provisioner.pools import LaunchStop, Pool, PoolDetails
-from slipway_api.http.provisioner.workers import ConsoleOutput, Worker, WorkerDetails
+from slipway_api.http.provisioner.workers import ConsoleOutput, Worker
 from slipway_api.http.service import ServiceStatus
 from slipway_client.cli import options
 from slipway_client.cli.commands.workers import DIGITS, NEWEST, found
@@ -28,6 +28,7 @@ from slipway_common.base.revisions import name_of
 if TYPE_CHECKING:
     from slipway_client.view.why.explanation import Explanation
 
+T = TypeVar("T")
 UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 DECISIONS: Final = 1
 POOLS_MAX: Final = 5  # of those that use an image, one request each
@@ -103,15 +104,7 @@ def explanation(api: Api, subject: str, kind: Kind | None) -> "Explanation":
         names = " and ".join(f"a {one.value.replace('-', ' ')}" for one in kinds).replace("a image", "an image")
         choices = " or ".join(f"--kind {one.value}" for one in kinds)
         raise Failed(f"{subject!r} names {names}.\nName the one that you mean with {choices}.", "ambiguous-subject")
-    explain: Mapping[Kind, Callable[[], Explanation]] = {
-        Kind.POOL: search.pool,
-        Kind.CONFIG: search.config,
-        Kind.IMAGE: search.image,
-        Kind.LEASE_POOL: search.lease_pool,
-        Kind.LEASE: search.lease,
-        Kind.WORKER: search.worker,
-    }
-    return explain[kinds[0]]()
+    return search.explained(kinds[0])
 
 
 class _Search:
@@ -129,15 +122,22 @@ class _Search:
 
     def kinds(self, wanted: Kind | None) -> list[Kind]:
         """The kinds of things with this id, of `wanted` alone if that is given."""
-        tests = {
-            Kind.POOL: self._is_pool,
-            Kind.CONFIG: self._is_config,
-            Kind.IMAGE: lambda: any(_has_image(config, self.image_revision) for config in self.configs),
-            Kind.LEASE_POOL: lambda: any(pool.id == self.subject for pool in self.lease_pools),
-            Kind.LEASE: self._is_lease,
-            Kind.WORKER: self._is_worker,
+        return [kind for kind, (holds, _) in self._ways().items() if wanted in (None, kind) and holds()]
+
+    def explained(self, kind: Kind) -> "Explanation":
+        """Explanation of what is of this kind."""
+        return self._ways()[kind][1]()
+
+    def _ways(self) -> "Mapping[Kind, tuple[Callable[[], bool], Callable[[], Explanation]]]":
+        """By kind: if there is such a thing, and its explanation."""
+        return {
+            Kind.POOL: (self._is_pool, self.pool),
+            Kind.CONFIG: (self._is_config, self.config),
+            Kind.IMAGE: (lambda: any(_has_image(config, self.image_revision) for config in self.configs), self.image),
+            Kind.LEASE_POOL: (lambda: any(pool.id == self.subject for pool in self.lease_pools), self.lease_pool),
+            Kind.LEASE: (self._is_lease, self.lease),
+            Kind.WORKER: (self._is_worker, self.worker),
         }
-        return [kind for kind, holds in tests.items() if wanted in (None, kind) and holds()]
 
     def pool(self) -> "Explanation":
         from slipway_client.view.why.pools import of_pool
@@ -162,12 +162,8 @@ class _Search:
         from slipway_client.view.why.configs import of_config
 
         config = self.api.get(LaunchConfigDetails, "provisioner", path("launch-configs", self.subject))
-        try:
-            pool: Pool | None = self.api.get(PoolDetails, "provisioner", path("pools", config.pool_id))
-        except Failed as error:
-            if error.slug != "unknown-pool":
-                raise
-            pool = None  # it was deleted, and the config archived with it
+        # None for one that was deleted, and the config archived with it.
+        pool = _unless("unknown-pool", lambda: self.api.get(PoolDetails, "provisioner", path("pools", config.pool_id)))
         name = name_of(config.id)
         siblings = [row for row in self.configs if name_of(row.id) == name and row.id != config.id]
         rollback = self._rollback(config.pool_id, [config])
@@ -220,7 +216,8 @@ class _Search:
         lease_pool = next((pool for pool in self.lease_pools if pool.id == lease_pool_id), None)
         is_silent = worker.launched_at and not worker.registered_at
         consoles = self._consoles(worker.image_revision) if is_silent else []
-        decision = _decision(self.api, worker)
+        place = path("decisions", worker.decision_id)
+        decision = _unless("unknown-decision", lambda: self.api.get(Decision, "provisioner", place))
         return of_worker(worker, decision, lease_pool, config=config, consoles=consoles, now=now())
 
     def _rollback(self, pool_id: str, configs: Sequence[LaunchConfig]) -> RollbackPreview | None:
@@ -233,10 +230,8 @@ class _Search:
 
     def _newest(self, pool_id: str) -> list[Decision]:
         """The newest decision of a pool; none of one that was deleted."""
-        try:
-            return self.api.items(Decision, "provisioner", path("pools", pool_id, "decisions"), limit=1)
-        except Failed:
-            return []
+        place = path("pools", pool_id, "decisions")
+        return _unless("unknown-pool", lambda: self.api.items(Decision, "provisioner", place, limit=1)) or []
 
     def _accounts(self, configs: Sequence[LaunchConfig]) -> list[AccountDetails]:
         """Accounts of launch configs that throttle calls, or in which the last check found problems, with its
@@ -247,11 +242,8 @@ class _Search:
         return [self.api.get(AccountDetails, "provisioner", path("accounts", id_)) for id_ in bad[:ACCOUNTS_MAX]]
 
     def _consoles(self, image_revision: str) -> list[ConsoleOutput]:
-        """Console output of a machine of an image that never registered; none of an older provisioner."""
-        try:
-            return self.api.items(ConsoleOutput, "provisioner", "/console-outputs", image=image_revision)
-        except Failed:
-            return []
+        """Console output of a machine of an image that never registered."""
+        return self.api.items(ConsoleOutput, "provisioner", "/console-outputs", image=image_revision)
 
     def _is_pool(self) -> bool:
         return any(pool.id == self.subject for pool in self.api.items(Pool, "provisioner", "/pools"))
@@ -260,23 +252,31 @@ class _Search:
         """True for a name, and for a revision, also an archived one."""
         if any(self.subject in (config.id, name_of(config.id)) for config in self.configs):
             return True
-        if "@" not in self.subject or not self.configs:
-            return False
-        return _exists(self.api, "provisioner", path("launch-configs", self.subject), "unknown-config", [])
+        return "@" in self.subject and bool(self.configs) and self._exists("launch-configs", "unknown-config")
 
     def _is_lease(self) -> bool:
         if not UUID.fullmatch(self.subject):
             return False
-        return _exists(self.api, "lease-broker", path("leases", self.subject), "unknown-lease", self.problems)
+        try:
+            self.api.get(object, "lease-broker", path("leases", self.subject))
+        except Failed as error:
+            if error.slug != "unknown-lease":
+                self.problems.append(str(error).partition("\n")[0])
+            return False
+        return True
 
     def _is_worker(self) -> bool:
         """True for a whole id, and for the last digits of one of the newest workers' ids."""
         if UUID.fullmatch(self.subject):
-            return _exists(self.api, "provisioner", path("workers", self.subject), "unknown-worker", [])
+            return self._exists("workers", "unknown-worker")
         if not DIGITS.fullmatch(self.subject):
             return False
         workers = self.api.items(Worker, "provisioner", "/workers", limit=NEWEST)
         return any(worker.id.endswith(self.subject) for worker in workers)
+
+    def _exists(self, collection: str, unknown: str) -> bool:
+        place = path(collection, self.subject)
+        return _unless(unknown, lambda: self.api.get(object, "provisioner", place)) is not None
 
     def _launch_stops(self) -> list[LaunchStop]:
         return self.api.items(LaunchStop, "provisioner", "/launch-stops")
@@ -304,23 +304,12 @@ def _has_image(config: LaunchConfig, image: str) -> bool:
     return image == config.image_revision or any((row.kind, row.id) == ("image", image) for row in config.shared)
 
 
-def _exists(api: Api, service: str, of: str, unknown: str, problems: list[str]) -> bool:
+def _unless(slug: str, read: Callable[[], T]) -> T | None:
+    """What a service answers; None for a refusal with this slug, as of an ID that it does not know."""
     try:
-        api.get(object, service, of)
+        return read()
     except Failed as error:
-        if error.slug != unknown and service != "lease-broker":
-            raise
-        if error.slug != unknown and str(error).partition("\n")[0] not in problems:
-            problems.append(str(error).partition("\n")[0])
-        return False
-    return True
-
-
-def _decision(api: Api, worker: WorkerDetails) -> Decision | None:
-    try:
-        return api.get(Decision, "provisioner", path("decisions", worker.decision_id))
-    except Failed as error:
-        if error.slug != "unknown-decision":
+        if error.slug != slug:
             raise
         return None
 

@@ -9,8 +9,8 @@ import typer
 from slipway_api.events.lifecycle import IN_FLIGHT, State
 from slipway_api.http.provisioner.decisions import ConfigNote, Decision, SourceCounts
 from slipway_api.http.provisioner.workers import TimelineEntry, Worker, WorkerDetails
-from slipway_client.cli.options import AsOutput, Limit, OfPool, Reason, WorkerId, api_of, noun, now
-from slipway_client.cli.tables import Field, Output, as_json, pairs, show, table
+from slipway_client.cli.options import AsOutput, Limit, OfPool, Reason, WorkerId, api_of, clock, noun, now
+from slipway_client.cli.tables import Field, Output, details, show, table
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api, Decoded, path
 from slipway_client.view import moments
@@ -68,16 +68,13 @@ def show_worker(context: typer.Context, worker: WorkerId, output: AsOutput = Out
       slipway worker show 3f9a12cd
     """
     read = found(api_of(context), worker)
-    if output is Output.JSON:
-        as_json(read.sent)
-        return
     row = read.value
     nested = ("timeline", "decision", "batch", "lease", "workspace")
-    shown = {name: value for name, value in read.sent.items() if name not in nested and value not in (None, "")}
-    pairs(shown | _accepted_call(row) | _workspace(row), now())
+    if not details(read, output, nested, (None, ""), **_accepted_call(row), **_workspace(row)):
+        return
     print()
     timeline: tuple[Field[TimelineEntry], ...] = (
-        ("at", lambda event: moments.clock(event.at, now())),
+        ("at", lambda event: clock(event.at)),
         "what",
         "detail",
     )
@@ -156,17 +153,15 @@ def show_decision(
       slipway decision show 01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd
     """
     read = api_of(context).read(Decision, "provisioner", path("decisions", decision))
-    if output is Output.JSON:
-        as_json(read.sent)
+    made = read.value.details
+    shown = msgspec.to_builtins(made)
+    more = {name: value for name, value in shown.items() if name not in ("configs", "sources")}
+    if not details(read, output, ["details"], (), **more):
         return
-    details = read.value.details
-    shown = msgspec.to_builtins(details)
-    shown = {name: value for name, value in shown.items() if name not in ("configs", "sources")}
-    pairs({name: value for name, value in read.sent.items() if name != "details"} | shown, now())
     print()
-    table(list((details.sources or {}).items()), SOURCES, nothing="no demand was reported")
+    table(list((made.sources or {}).items()), SOURCES, nothing="no demand was reported")
     print()
-    table(list((details.configs or {}).items()), CONFIGS, nothing="no configs")
+    table(list((made.configs or {}).items()), CONFIGS, nothing="no configs")
 
 
 def full_id(api: Api, given: str) -> str:
