@@ -20,6 +20,7 @@ from slipway_api.events.lease import (
 from slipway_api.events.topics import LEASE_REQUEST
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.ids import new_id
+from slipway_common.database.sql import COPIED_MIN
 from slipway_common.messaging.consume import Consumer, Owned, apply
 from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.records import Record
@@ -347,6 +348,15 @@ async def test_many_pools_are_not_verified_at_once(broker: Broker) -> None:
     await broker.set_clock(1)
     await sweep(broker.pool)
     assert await broker.pool.fetchval("SELECT count(*) FROM lease_pools WHERE verified_at = $1", START) == 150
+
+
+@pytest.mark.parametrize("number", [COPIED_MIN - 1, COPIED_MIN])
+async def test_requests_of_a_batch_wait_in_its_order(broker: Broker, number: int) -> None:
+    """Few rows are appended by INSERT and more by COPY; the queue has both in the order of their arrival."""
+    asked = [f"r{n}" for n in reversed(range(number))]
+    await broker.send(*(acquire_request(name) for name in asked))
+    waiting = await broker.pool.fetch("SELECT id FROM requests ORDER BY place")
+    assert [row["id"] for row in waiting] == asked
 
 
 async def test_a_batch_finds_its_rows_by_their_keys(broker: Broker) -> None:

@@ -8,12 +8,13 @@ from sqlalchemy import Integer, bindparam, select
 
 from slipway_common.database.places import LAST_NUMBER
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, append, beyond, not_before
+from slipway_common.database.sql import Append, Statement, beyond, not_before
 from slipway_lease_broker.domain.ledger import Entry
 from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import entry
 
 FIELDS: Final = entry.c[Entry.__struct_fields__]
+ADD: Final = Append(FIELDS.values())
 OF_POOL: Final = Statement(
     select(entry.c.id, *FIELDS)
     .where(
@@ -28,7 +29,7 @@ OF_LEASE: Final = Statement(select(*FIELDS).where(entry.c.lease_id == bindparam(
 
 
 async def add(tx: Connection, entries: Sequence[Entry]) -> None:
-    await append(tx, FIELDS.values(), entries)
+    await ADD(tx, entries)
 
 
 async def of_pool(

@@ -21,13 +21,14 @@ from sqlalchemy import (
 )
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, append, array, given
+from slipway_common.database.sql import Append, Statement, array, given
 from slipway_lease_broker.domain.ledger import Lease, UnleasedBy
 from slipway_lease_broker.domain.reception import Receiving
 from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import COUNTED, lease
 
 FIELDS: Final = lease.c[Lease.__struct_fields__]
+ADD: Final = Append(FIELDS.values())
 # Set by the grant.
 FIXED: Final = lease.c[
     "id",
@@ -125,7 +126,7 @@ async def named(tx: Connection, ids: Collection[str]) -> list[Lease]:
 
 
 async def add(tx: Connection, leases: Sequence[Lease]) -> None:
-    await append(tx, FIELDS.values(), leases)
+    await ADD(tx, leases)
 
 
 async def save(tx: Connection, leases: Sequence[Lease]) -> None:

@@ -7,13 +7,14 @@ from typing import Any, Final
 from sqlalchemy import Integer, Select, bindparam, literal_column, select, true, update
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, append, arrays, given, names
+from slipway_common.database.sql import Append, Statement, arrays, given, names
 from slipway_lease_broker.domain.ledger import Request
 from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import WAITING, condition, request
 
 FIELDS: Final = request.c[Request.__struct_fields__]
 NEW: Final = [field for field in FIELDS if field.name != "place"]
+ADD: Final = Append(NEW)
 SELECT: Final = f"SELECT {names(FIELDS)} FROM requests"
 
 PER_QUEUE_MIN: Final = 16
@@ -147,7 +148,7 @@ async def lock(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Reques
 
 async def add(tx: Connection, requests: Sequence[Request]) -> None:
     """Append requests to the queue, in the order given: `place` is an identity column, assigned in that order."""
-    await append(tx, NEW, requests)
+    await ADD(tx, requests)
 
 
 async def save(tx: Connection, requests: Sequence[Request]) -> None:
