@@ -39,15 +39,13 @@ CREATE FUNCTION slipway_server() RETURNS text LANGUAGE sql STABLE AS $$
     SELECT concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), d.oid, to_regclass('incarnation')::oid)
     FROM pg_database d WHERE d.datname = current_database()
 $$"""
-# Settings for tables whose rows come and go within seconds. A table that was small when a plan was made would be read
-# as a whole once it is large. An index scan marks the entries of rows that are gone, and passes over them from then on;
-# a bitmap scan marks none, so that each one reads all that were left since the last vacuum.
-BY_INDEX: Final = {"enable_seqscan": "off", "enable_bitmapscan": "off"}
-# The rest of a transaction executes its statements by kept plans, which fit any parameters and find all by indexes.
-PLANS_KEPT: Final = ", ".join(
-    f"set_config('{name}', '{value}', true)"
-    for name, value in {"plan_cache_mode": "force_generic_plan", **BY_INDEX}.items()
-)
+# Settings for statements that are executed all the time on tables whose rows come and go within seconds: their plans
+# are kept, fit any parameters, and find all by indexes. A table that was small when a plan was made would be read as a
+# whole once it is large. An index scan marks the entries of rows that are gone, and passes over them from then on; a
+# bitmap scan marks none, so that each one reads all that were left since the last vacuum.
+PLAN_SETTINGS: Final = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_bitmapscan": "off"}
+# The rest of a transaction has these settings.
+PLANS_KEPT: Final = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in PLAN_SETTINGS.items())
 # Advance the positions of partitions under their epochs, store the sequence numbers of sources, and return what was
 # seen of each partition before: at least one row for each, whose `dead` is true if its topic has dead letters. That is
 # read in a statement that begins after the lock. No row if a partition has another epoch or position; the caller must

@@ -24,7 +24,7 @@ from slipway_api.events.topics import Topic
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.database import outage
 from slipway_common.database.postgres import Connection, Database, is_infrastructure, schema_of, session
-from slipway_common.database.tables import BY_INDEX
+from slipway_common.database.tables import PLAN_SETTINGS
 from slipway_common.messaging import incarnation
 from slipway_common.messaging.clients import Kafka
 from slipway_common.messaging.envelope import Envelope, encode
@@ -173,7 +173,7 @@ class Relay:
 
     async def _lead(self) -> None:
         stalled_ms = int(self.stalled_seconds * 1000)
-        db = await session(self.database_url, self.service, idle_session_timeout=f"{stalled_ms}ms", **BY_INDEX)
+        db = await session(self.database_url, self.service, idle_session_timeout=f"{stalled_ms}ms", **PLAN_SETTINGS)
         try:
             while not await db.fetchval(LOCK):  # noqa: ASYNC110 - polling keeps the session from being idle
                 await asyncio.sleep(self.ping_seconds / 2)
