@@ -156,6 +156,26 @@ async def test_renewals_and_releases_have_no_rate(world: World) -> None:
     assert (await broker.call("POST", f"{path}/release", held)).status_code == 200
 
 
+async def test_the_token_of_a_lease_has_a_rate(world: World) -> None:
+    """For what it asks for, also once that is refused since its owner was revoked."""
+    broker = world.replica
+    lease = (await broker.acquire("r", units=1)).json()
+    made = await broker.call("POST", f"/leases/{lease['lease_id']}/token", {"fencing_token": lease["fencing_token"]})
+    headers = {"Authorization": f"Bearer {made.json()['token']}"}
+
+    async def repeat() -> httpx2.Response:
+        answer: httpx2.Response = await broker.call(
+            "POST", "/lease-pools/sim-a/leases", {"request_id": "r"}, by="", **headers
+        )
+        return answer
+
+    tokens = broker.app.state.tokens
+    for status in (200, 403):
+        broker.app.state.limits = CallerLimits(RATE, clock=Clock())
+        assert await statuses(repeat, BURST + 1) == [status] * BURST + [429]
+        tokens.revoked |= {tokens.named("ann").sha256}
+
+
 async def test_people_and_loops_wait_for_no_report(postgres: EmbeddedPostgres, provisioner: Provisioner) -> None:
     """While every connection of reports waits for the lock of a worker, people read, and loops have their own."""
     workers = await registered(provisioner, REPORTS_CONNECTIONS)

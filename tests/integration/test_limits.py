@@ -1,6 +1,6 @@
 """Safety limits on real rows: what counts, for how long, what a limit stops, and its one alert."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from decimal import Decimal
 from math import ceil
 from pathlib import Path
@@ -14,12 +14,13 @@ from slipway_api.events.lease import LeaseReleaseRequested, LeaseRequested
 from slipway_api.events.topics import DECODERS
 from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.base.ids import new_id
+from slipway_common.database.tables import PLANS_KEPT
 from slipway_common.messaging.incarnation import Incarnation
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import recovery
 from slipway_provisioner.domain.limits import Level
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
-from slipway_provisioner.store import limits
+from slipway_provisioner.store import limits, starts
 from tests.support.cloud import ReplyLost
 from tests.support.provisioner import Provisioner, after, declared, in_transaction, provisioner_on, report, revision_id
 
@@ -329,6 +330,46 @@ async def test_an_account_counts_all_its_pools(provisioner: Provisioner) -> None
     await provisioner.launch()
     assert len(provisioner.cloud.live) == 3
     assert "account sim-a has reached its limit" in await provisioner.last_reason("renamed")
+
+
+OTHERS: Final = 500
+# Limits of other pools, and calls from before the hour.
+MANY: Final = (
+    f"""
+    INSERT INTO launch_limit (scope, scope_id, lifetime_seconds)
+    SELECT 'pool', 'other-' || n, 86400 FROM generate_series(1, {OTHERS}) AS n""",
+    f"""
+    INSERT INTO launch_batch (id, launch_config_id, pool_id, account_id, lease_id, token, body, units, state,
+        started_at, call_deadline, known_at, charged)
+    SELECT gen_random_uuid(), c.id, c.pool_id, c.account_id, '', 'other-' || n, '{{}}', 1, 'known', at, at, at, 1
+    FROM launch_config c, generate_series(1, {OTHERS}) AS n, (SELECT slipway_clock() - interval '1 day' AS at) AS b""",
+)
+ROWS_READ: Final = """
+SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::int FROM pg_stat_xact_user_tables
+WHERE schemaname = current_schema() AND relname IN ('launch_limit', 'launch_batch')"""
+
+
+async def test_limits_are_found_by_their_keys(provisioner: Provisioner) -> None:
+    """Also by kept plans, however many others there are, and calls that count no longer."""
+    await start(provisioner, limited(account={"launches_per_hour": 2}, pool={"launches_per_hour": 5}))
+    for statement in MANY:
+        await provisioner.database.execute(statement)
+    limit, tariff = (await level(provisioner)).limit, provisioner.settings.tariff()
+    async with provisioner.database.acquire() as db, db.transaction():
+        await db.execute(f"SELECT {PLANS_KEPT}")
+        at = await limits.clock(db)
+        leases = [row["id"] for row in await db.fetch("SELECT id FROM lease")]
+
+        async def cheap(reading: Awaitable[Any]) -> Any:
+            before = await db.fetchval(ROWS_READ)
+            found = await reading
+            assert await db.fetchval(ROWS_READ) - before < OTHERS / 10
+            return found
+
+        assert len(await cheap(limits.lock(db, "linux", "sim-a"))) == 2
+        assert await cheap(limits.by_pool(db, limit, tariff, at)) == [("linux", 2)]
+        assert len((await cheap(provisioner.observe(db))).levels) == 2
+        assert {row["limited"] for row in await cheap(db.fetch(starts.READ, leases))} == {True}
 
 
 async def test_the_minimum_of_a_pool_obeys_its_limit(provisioner: Provisioner) -> None:

@@ -93,8 +93,8 @@ class NeedsLease(NeedsHold):
         if request.path_params.get("lease_pool_id", lease.lease_pool_id) != lease.lease_pool_id:
             raise other_lease()
         if self.limited:
-            self._check_owner(request, lease)
             limits_of(request).take(Counted.TOKEN, LEASE_TOKEN + lease.id)
+            self._check_owner(request, lease)
         scopes = [scope.format(lease_pool_id=lease.lease_pool_id) for scope in self.scopes]
         caller = access.Caller(Token(name=lease.owner, sha256="", scopes=scopes), self.scopes)
         return msgspec.structs.replace(nobody, caller=caller, bound=BoundLease(lease, holder))
@@ -105,7 +105,8 @@ class NeedsLease(NeedsHold):
         token = request.app.state.tokens.valid(lease.owner)
         if token is None:
             detail = (
-                f"{lease.owner} was revoked or has expired; the token of its lease may renew and release it, no more"
+                f"{lease.owner} was revoked, removed or has expired; the token of its lease only renews and releases "
+                "it; use a valid token for more"
             )
             raise Problem(403, "owner-revoked", "The token that acquired the lease is no longer valid", detail)
         access.Caller(token, self.scopes).permit(lease_pool_id=lease.lease_pool_id)

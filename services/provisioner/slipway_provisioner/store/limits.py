@@ -34,21 +34,17 @@ from slipway_provisioner.store.usage import FOLDED_ROWS
 L: Final = launch_limit.c
 FIELDS: Final = L[Limit.__struct_fields__]
 _VALUES: Final = ("launches_per_hour", "spend_per_day", "lifetime_seconds", "default_price")
+# Limits of a pool and an account. Their keys come before the pairs of these, which are alternatives: a plan without
+# bitmap scans finds no row by such, and reads all limits.
+OF_BOTH: Final = """scope IN ('pool', 'account') AND scope_id IN ({pool}, {account})
+    AND (scope, scope_id) IN (('pool', {pool}), ('account', {account}))"""
 # Locked by every start under the limit, in the common order, so that replicas decide in turn.
-LOCK: Final = Statement(
-    sa.select(*FIELDS)
-    .where(
-        sa.or_(
-            sa.and_(L.scope == "pool", L.scope_id == sa.bindparam("pool_id")),
-            sa.and_(L.scope == "account", L.scope_id == sa.bindparam("account_id")),
-        )
-    )
-    .order_by(L.scope, L.scope_id)
-    .with_for_update()
-)
+LOCK: Final = f"""
+SELECT {names(FIELDS)} FROM launch_limit WHERE {OF_BOTH.format(pool="$1", account="$2")}
+ORDER BY scope, scope_id FOR UPDATE"""
 OF_POOL: Final = f"""
-SELECT {names(FIELDS)} FROM launch_limit
-WHERE (scope = 'pool' AND scope_id = $1) OR (scope = 'account' AND scope_id IN (
+SELECT {names(FIELDS)} FROM launch_limit WHERE scope = 'pool' AND scope_id = $1
+UNION ALL SELECT {names(FIELDS)} FROM launch_limit WHERE scope = 'account' AND scope_id = ANY(ARRAY(
     SELECT account_id FROM launch_config WHERE pool_id = $1 AND state <> 'archived'))
 ORDER BY scope, scope_id"""
 LISTED: Final = f"SELECT {names(FIELDS)}, alerted FROM launch_limit ORDER BY scope, scope_id"
@@ -82,8 +78,10 @@ JOIN worker w ON w.pool_id = c.pool_id AND w.launch_config_id = c.id AND w.state
 WHERE c.state <> 'archived' AND CASE $1 WHEN 'pool' THEN c.pool_id = $2 ELSE c.account_id = $2 END
 GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4"""
 BY_POOL: Final = f"""
-SELECT pool_id, sum(charged)::int AS launches FROM launch_batch
-WHERE ({_OPEN}) OR ({_CHARGED}) GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 5"""
+SELECT pool_id, sum(charged)::int AS launches FROM (
+    SELECT pool_id, charged FROM launch_batch WHERE {_OPEN}
+    UNION ALL SELECT pool_id, charged FROM launch_batch WHERE {_CHARGED}) AS c
+GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 5"""
 
 # Declared limits of changed accounts and pools. Whatever stopped launches before is judged anew.
 _DECLARED: Final = """
@@ -166,8 +164,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
 
 async def lock(tx: Connection, pool_id: str, account_id: str) -> list[Limit]:
     """Lock the limits of a pool and an account; until the transaction ends, nothing else starts under them."""
-    arguments = LOCK.arguments(pool_id=pool_id, account_id=account_id)
-    return [_limit(row) for row in await tx.fetch(LOCK.text, *arguments)]
+    return [_limit(row) for row in await tx.fetch(LOCK, pool_id, account_id)]
 
 
 async def clock(db: Connection) -> Clock:

@@ -18,14 +18,14 @@ from slipway_common.messaging import outbox
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.launching import BatchState, LeaseState
 from slipway_provisioner.domain.workers import Worker
-from slipway_provisioner.store import accounts, configs, leases, workers
+from slipway_provisioner.store import accounts, configs, leases, limits, workers
 from slipway_provisioner.store.batches import CALL, Batch
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.leases import Lease
 from slipway_provisioner.store.tables import worker
 
-_LIMITED: Final = """EXISTS (SELECT FROM launch_limit WHERE
-        (scope, scope_id) IN (('pool', c.pool_id), ('account', c.account_id)))"""
+_LIMITED: Final = f"""EXISTS (
+    SELECT FROM launch_limit WHERE {limits.OF_BOTH.format(pool="c.pool_id", account="c.account_id")})"""
 # The statements that follow are executed by kept plans: to plan them anew for each start takes longer.
 _SHARE: Final = f"""
 SELECT l.id, c.pool_id, c.account_id,
