@@ -1,7 +1,8 @@
 """Mutation of the pure rooms by mutmut: how many of its mutants the unit tests of a room notice.
 
 `python -m tests.tools.mutation`, with `ONLY=room,room` [default: all], `SINCE=commit` for the modules that changed, and
-`PROCESSES=2` [default: 1]. `SECONDS=600` stops after that time in each room. `AGAIN=1` tries only what lived in the
+`PROCESSES=2` [default: 1]. `SECONDS=600` stops after that time in each room. `QUICK=.2` leaves out the tests that take
+longer, so that more mutants live, and most of the time of those is saved. `AGAIN=1` tries only what lived in the
 last run on this computer, after tests were added, and what it left; everything if the service has changed since.
 `KEEP=1` writes the lines of rooms that have ended to bench/results/mutation.md.
 
@@ -98,7 +99,7 @@ also_copy = [{others}]
 pytest_add_cli_args_test_selection = [{tests}]
 do_not_mutate_patterns = ['\\\\bLOG\\\\.']
 # A mutant has this factor twice in processor time, of the time of its tests without mutants.
-timeout_multiplier = 3
+timeout_multiplier = 1.5
 """
 
 

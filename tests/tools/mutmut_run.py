@@ -2,7 +2,7 @@
 folder of the stage.
 
 RESULTS is a JSON file: a list of {name, status, diff} of every mutant; only survivors have a diff. Once mutants have
-run for `SECONDS`, no further one is tried.
+run for `SECONDS`, no further one is tried. Tests that take longer than `QUICK` seconds are left out.
 """
 
 import json
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from functools import wraps
+from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -84,6 +85,20 @@ def switched(mutants: Mapping[str, Callable[..., Any]], is_classmethod: bool = F
     return decorated
 
 
+def forget_results() -> None:
+    """Empty the caches of functions: the runs before have filled them, so that no mutant would be called again."""
+    for name, module in [*sys.modules.items()]:
+        for each in vars(module).values() if name.startswith("slipway_") else ():
+            if hasattr(each, "cache_clear"):
+                each.cache_clear()
+
+
+def quick(tests: Iterable[str]) -> list[str]:
+    """The tests that take no longer than `QUICK` seconds."""
+    most = float(os.environ.get("QUICK", "inf"))
+    return [test for test in tests if state().duration_by_test[test] <= most]
+
+
 class Collected:
     """The tests of the stage, collected once: to start pytest and to collect takes longer than most of them."""
 
@@ -104,8 +119,9 @@ class Collected:
         """Run a mutant in this process, which ends after that, by some tests or by all; 1 if one fails."""
         for switch in Switch.every:
             switch.turn(mutant_name)
+        forget_results()
         os.chdir("mutants")
-        fastest = sorted(tests or self._items, key=lambda test: state().duration_by_test[test])
+        fastest = sorted(quick(tests or self._items), key=state().duration_by_test.__getitem__)
         self._session.items = [self._items[test] for test in fastest]
         try:
             self._session.config.hook.pytest_runtestloop(session=self._session)
@@ -132,7 +148,9 @@ class Runner(isolation.ForkRunner):
         time, so that the limit of that is for one that waits forever."""
         if time.monotonic() > self._until:
             raise KeyboardInterrupt  # mutmut stops, and keeps what has ended
-        super().submit(mutant_name, tests, cpu_time_limit, 100 + 50 * estimated_time)
+        seconds = sum(state().duration_by_test[test] for test in quick(tests))
+        limit = ceil(cpu_time_limit * (seconds + 1) / (estimated_time + 1))
+        super().submit(mutant_name, tests, limit, 100 + 50 * seconds)
 
     def run_forced_fail(self) -> int:
         """A mutant that its switch does not know would live, like one that no test notices."""
