@@ -181,8 +181,71 @@ def test_config_with_slower_machines_than_others_of_its_image() -> None:
     story.advance_to(600)
     assert story.row(image_key("linux-2")).boot.boots.slow == 0
     assert story.row(image_key("linux-2")).boot.window >= window
+    story.advance_to(719)
+    assert (story.row(slow.launch_config_id).boot.boots.slow, story.row(slow.launch_config_id).boot.late) == (1, 0)
     story.advance_to(961)
     assert (story.row(slow.launch_config_id).boot.boots.slow, story.row(slow.launch_config_id).boot.late) == (1, 1)
+
+
+def test_what_is_overdue_on_slower_machines_is_known_from_them() -> None:
+    fast, slow = CONFIGS[0], replace(CONFIGS[1], profile="bare-metal")
+    story = Story(fast, slow)
+    story.fold(0, *known_boots(slow, 480.0), *known_boots(fast, *[20.0] * POLICY.boot_samples))
+    story.fold(10, launched(slow, "s"))
+    overdue = []
+    for at in (465, 467):
+        story.advance_to(at)
+        overdue.append(len(story.row(image_key("linux-2")).overdue))
+    assert overdue == [0, 1]
+
+
+def test_a_slow_start_counts_no_more_once_slower_ones_are_known() -> None:
+    """The windows are what they were, until it is slow by what is known now."""
+    a = CONFIGS[0]
+    story = Story(a)
+    story.fold(-1000, *known_boots(a))
+    story.fold(0, launched(a, "slow"))
+    story.advance_to(130)
+    rows = a.launch_config_id, image_key("linux-2")
+    assert [story.row(key).boot.boots.slow for key in rows] == [1, 1]
+    story.fold(131, registered(a, "slower", seconds=431.0))
+    story.advance_to(150)
+    for key in rows:
+        boot = story.row(key).boot
+        assert (boot.boots.slow, boot.window) == (0, size(boot.boots, POLICY))
+    story.advance_to(POLICY.slow_factor * 431)
+    assert [story.row(key).boot.boots.slow for key in rows] == [1, 1]
+    assert "slow" in story.world.boots
+    assert len(story.world.boots) == 2
+
+
+def test_a_slow_start_is_late_by_what_is_known_by_then() -> None:
+    a = CONFIGS[0]
+    story = Story(a)
+    story.fold(-1000, *known_boots(a))
+    story.fold(0, launched(a, "slow"))
+    story.advance_to(130)
+    story.fold(140, registered(a, "slower", seconds=110.0))
+    late = []
+    for at in (150, 164, 165):
+        story.advance_to(at)
+        late.append(story.row(image_key("linux-2")).boot.late)
+    assert late == [0, 0, 1]
+
+
+def test_the_first_boot_of_an_image_judges_those_in_progress() -> None:
+    """By the factor of lateness, since it is the fastest of them."""
+    a = CONFIGS[0]
+    story = Story(a)
+    story.fold(0, launched(a, "w"), launched(a, "x"))
+    story.advance_to(90)
+    story.fold(100, registered(a, "w", seconds=100.0))
+    slow = []
+    for at in (149, 150, 9_000):
+        story.advance_to(at)
+        row = story.row(image_key("linux-2")).boot
+        slow.append((row.boots.slow, row.late))
+    assert slow == [(0, 0), (1, 0), (1, 0)]
 
 
 def test_minimum_is_that_of_the_profile_of_the_judged_config() -> None:
@@ -198,3 +261,12 @@ def test_minimum_is_that_of_the_profile_of_the_judged_config() -> None:
     )
     story.advance_to(PROFILES["bare-metal"].slow_factor * seconds + 1)
     assert story.row(metal.launch_config_id).boot.boots.slow == 1
+
+
+def test_failures_alone_do_not_tell_how_long_a_boot_takes() -> None:
+    a = CONFIGS[0]
+    story = Story(a)
+    story.fold(0, stopping(a, fails(Scope.IMAGE, Stage.BOOT), "v"), launched(a, "w"))
+    story.advance_to(9_000)
+    boot = story.row(image_key("linux-2")).boot
+    assert (boot.failed, boot.boots.slow, boot.late) == (1, 0, 0)

@@ -12,7 +12,6 @@ from slipway_api.events.worker import Scope, Stage, WorkerEvent
 from slipway_weight_calculator.domain.trips import Probe
 from tests.support.worlds import (
     CAPACITY,
-    CREDENTIAL,
     IMAGE,
     POLICY,
     QUOTA,
@@ -134,6 +133,29 @@ def test_permit_is_reissued_after_an_unanswered_probe(event: WorkerEvent) -> Non
     assert story.probe("a", 115) == 3
 
 
+#        an event of the holder, its permit is ready still, and without an answer
+ENDS: Final = [
+    (delayed(A, "q", 2), True, True),
+    (launched(A, "q", 2), False, False),
+    (refused(A, worker_id="q", permit=2), False, False),
+    (refused(A, Scope.NOTHING, "q", 2), False, True),
+    (stopped(A, "q", 2), False, True),
+]
+
+
+@pytest.mark.parametrize(("event", "ready", "unanswered"), ENDS)
+def test_an_answer_ends_a_permit_and_its_place_behind_all_others(
+    event: WorkerEvent, ready: bool, unanswered: bool
+) -> None:
+    """Without one the config comes last, since it could keep others waiting again."""
+    story = tripped(B)
+    story.fold(20, requested(A, "p", story.probe("a", 20)), stopped(A, "p", 1))
+    assert (story.row("a").ready, story.row("a").unanswered_at) == (False, T0 + 20)
+    story.fold(60, requested(A, "q", story.probe("a", 60)), event)
+    row = story.row("a")
+    assert (row.ready, row.unanswered_at > 0.0) == (ready, unanswered)
+
+
 def test_a_delayed_probe_keeps_its_permit() -> None:
     """A delayed probe waits for another attempt, so a second one would be too many."""
     story = tripped(B)
@@ -185,6 +207,22 @@ def test_a_probe_is_not_lost_while_it_boots() -> None:
     assert story.trip("a", "boot").probe == Probe("a", 1)
     story.fold(19 + POLICY.late_factor * slow, registered(A, "p", permit))
     assert not story.trip("a", "boot").tripped
+
+
+def test_the_holder_of_an_old_permit_is_no_news_of_the_newest() -> None:
+    story = tripped(B)
+    story.fold(20, requested(A, "p", story.probe("a", 20)), stopped(A, "p", 1))
+    assert story.probe("a", 55) == 2
+    story.fold(56, requested(A, "o", 1))
+    assert not story.row("a").spent
+    story.fold(60, requested(A, "q", story.probe("a", 60)))
+    before = story.row("a")
+    story.fold(100, requested(A, "p", 1), delayed(A, "p", 1), requested(A, "q", 2))
+    assert story.row("a") == before, "nor is one that is spent twice"
+    story.fold(100, delayed(A, "q", 2))
+    row = story.row("a")
+    assert row.lost_at == T0 + 100 + POLICY.probe_timeout_seconds
+    assert row.version > before.version
 
 
 def test_a_probe_of_an_unknown_image_may_boot_as_long_as_its_profile_allows() -> None:
@@ -292,6 +330,25 @@ def test_a_permit_covers_all_trips_of_its_config() -> None:
     assert story.record("a", 61).state == "healthy"
 
 
+def test_an_answer_for_one_stage_leaves_the_other_to_the_rest_of_the_start() -> None:
+    story = Story(A, config("c", account="sim-b"))
+    story.fold(0, *(stopping(A, fails(Scope.CONFIG, Stage.BOOT), str(n)) for n in range(5)))
+    story.trip_config(A, 1)
+    permit = story.probe("a", 30)
+    story.fold(30, requested(A, "p", permit), launched(A, "p", permit))
+    assert (story.trip(CAPACITY).tripped, story.trip("a", "boot").probe) == (False, Probe("a", permit))
+    story.fold(90, registered(A, "p", permit))
+    assert story.record("a", 90).state == "healthy"
+
+
+def test_an_unspent_permit_of_one_trip_becomes_one_of_two() -> None:
+    story = tripped(config("c", account="sim-b"))
+    assert story.probe("a", 20) == 1
+    story.trip_config(A, 21, Scope.QUOTA)
+    story.advance_to(story.next_probe(QUOTA))
+    assert story.trip(CAPACITY).probe == story.trip(QUOTA).probe == Probe("a", 2)
+
+
 def test_an_unspent_permit_is_replaced_when_another_row_trips() -> None:
     """Otherwise a start would be made while another config probes the same row."""
     story = tripped(B)
@@ -302,101 +359,6 @@ def test_an_unspent_permit_is_replaced_when_another_row_trips() -> None:
     holders = {story.trip(key).probe for key in (CAPACITY, QUOTA)}
     assert holders in ({Probe("a", 2)}, {Probe("a", 1), Probe("b", 1)})
     assert story.record("a", 40).probe_ready is (holders == {Probe("a", 2)})
-
-
-def test_one_probe_for_a_shared_key() -> None:
-    """Of ninety configs with one credential, one probes at a time, the busiest first; a success recovers all."""
-    others = [config(f"c{n}", pool=f"p{n}", instance_type=f"t{n}.x") for n in range(90)]
-    story = Story(*others)
-    story.fold(0, launched(others[42], "busy"))
-    story.trip_config(others[7], 1, Scope.CREDENTIAL)
-    story.advance_to(100)
-    ready = [c.launch_config_id for c in others if story.record(c.launch_config_id, 100).probe_ready]
-    assert ready == ["c42"]
-    story.fold(100, requested(others[42], "p", 1), launched(others[42], "p", 1))
-    assert {story.record(c.launch_config_id, 101).state for c in others} == {"healthy"}
-
-
-def test_a_config_waits_for_the_probe_of_another() -> None:
-    """The probe of b is due, but its credential is being probed by a already."""
-    story = Story(A, B)
-    story.fold(0, launched(A, "v"))
-    story.trip_config(A, 1, Scope.CREDENTIAL)
-    story.fold(17, requested(A, "p", story.probe("a", 16)))
-    story.trip_config(B, 18)
-    story.advance_to(600)
-    assert (story.trip(CREDENTIAL).probe, story.row("b").permit) == (Probe("a", 1), 0)
-    story.fold(600, launched(A, "p", 1))
-    story.advance(600)
-    assert story.trip(capacity("b")).probe == Probe("b", 1)
-
-
-def test_a_shared_permit_without_demand_goes_to_another() -> None:
-    """A config that let a permit lapse comes last from then on; alone it keeps its permit."""
-    for others, permits in (((B,), [("b", 1), ("a", 2), ("b", 2)]), ((), [("a", 1)] * 3)):
-        story = Story(A, *others)
-        story.fold(0, launched(A, "v"))
-        story.trip_config(A, 1, Scope.CREDENTIAL)
-        story.advance_to(16)
-        assert story.trip(CREDENTIAL).probe == Probe("a", 1)
-        since = story.trip(CREDENTIAL).probe_at - T0
-        for n, (config_id, permit) in enumerate(permits, 1):
-            story.advance_to(since + n * POLICY.permit_seconds - 1)
-            story.advance_to(since + n * POLICY.permit_seconds)
-            assert story.trip(CREDENTIAL).probe == Probe(config_id, permit)
-
-
-def test_a_withdrawn_permit_that_was_spent() -> None:
-    """A permit that was withdrawn too late covers the trips again that no other probe covers."""
-    story = Story(A, B)
-    story.fold(0, launched(A, "v"))
-    story.trip_config(A, 1, Scope.CREDENTIAL)
-    permit = story.probe("a", 16)
-    story.declare(config("a", state="paused", revision=2), 17)
-    assert story.trip(CREDENTIAL).probe is None
-    story.fold(18, requested(A, "p", permit))
-    assert story.trip(CREDENTIAL).probe == Probe("a", 1)
-    story.advance_to(400)
-    assert story.row("b").permit == 0
-    story.fold(401, launched(A, "p", permit))
-    assert story.record("b", 402).state == "healthy"
-
-
-@pytest.mark.parametrize("state", ["paused", "draining", "archived"])
-def test_an_inactive_config_returns_its_permit(state: str) -> None:
-    """Other configs wait for the answer; a permit that is spent already will still be answered."""
-    for spends in (False, True):
-        story = Story(A, B)
-        story.fold(0, launched(A, "v"))
-        story.trip_config(A, 1, Scope.CREDENTIAL)
-        permit = story.probe("a", 16)
-        if spends:
-            story.fold(17, requested(A, "p", permit))
-        story.declare(config("a", state=state, revision=2), 18)
-        story.advance(18)
-        assert story.trip(CREDENTIAL).probe == (Probe("a", 1) if spends else Probe("b", 1))
-        story.fold(19, stopped(A, "p", permit))
-        story.advance_to(60)
-        assert story.trip(CREDENTIAL).probe == Probe("b", 1)
-    story.declare(config("a", revision=3), 61)
-    assert story.record("a", 61).state != "healthy"
-
-
-def test_no_probe_without_active_configs() -> None:
-    """An overdue probe is issued at once to the next config that becomes active."""
-    paused = config("a", state="paused")
-    story = Story(paused)
-    story.trip_config(paused, 0, Scope.QUOTA)
-    story.advance_to(3000)
-    assert story.row("a").permit == 0
-    story.declare(B, 3000)
-    story.advance(3000)
-    assert story.trip(QUOTA).probe == Probe("b", 1)
-    again = Story(paused)
-    again.trip_config(paused)
-    again.declare(config("a", revision=2), 3000)
-    again.advance(3000)
-    assert again.row("a").ready
 
 
 def all_tripped(scope: Scope = Scope.CAPACITY, *, long: bool = True) -> Story:

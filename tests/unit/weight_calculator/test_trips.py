@@ -150,6 +150,13 @@ def test_a_probe_comes_sooner_but_not_within_the_initial_delay_of_the_last(
     trip = msgspec.structs.replace(DOWN, probe_at=0.0 if last is None else T0 + last)
     sooner = trips.brought_forward(trip, T0 + at, POLICY)
     assert sooner == msgspec.structs.replace(trip, next_probe_at=T0 + due)
+    assert (sooner is trip) is (due == 600), "nothing is stored that has not changed"
+
+
+def test_a_trip_has_a_probe_or_the_time_of_the_next_one() -> None:
+    probed = trips.issued(DOWN, Probe("a", 1), T0 + 5)
+    assert probed == msgspec.structs.replace(DOWN, probe=Probe("a", 1), probe_at=T0 + 5, next_probe_at=0.0)
+    assert trips.released(probed, T0 + 9) == msgspec.structs.replace(probed, probe=None, next_probe_at=T0 + 9)
 
 
 def test_what_is_healthy_or_probed_is_not_probed_sooner() -> None:
@@ -169,6 +176,15 @@ def test_a_repeated_signal_saves_at_most_half_the_delay() -> None:
     assert (later.next_probe_at, later.signal_probe_at) == (T0 + 320, T0 + 320)
     unasked = trips.probe_failed(trips.issued(DOWN, Probe("a", 1), T0 + 5), "capacity", T0 + 6, POLICY)
     assert (unasked.signal_probe_at, unasked.failed_probes, unasked.probe_code) == (0.0, 1, "capacity")
+    assert trips.brought_forward_by_signal(DOWN, T0 + 600, POLICY) is DOWN, "it saved nothing"
+
+
+def test_configs_that_got_no_answer_do_not_probe_again_at_once() -> None:
+    """The delays of different probes differ, answered or not."""
+    for ended in (trips.unanswered, lambda trip, at, policy: trips.probe_failed(trip, "capacity", at, policy)):
+        probes = [Probe("a", 1), Probe("a", 2), Probe("b", 1)]
+        after = [ended(trips.issued(DOWN, probe, T0 + 5), T0 + 6, POLICY) for probe in probes]
+        assert len({trip.next_probe_at for trip in after}) == len(probes)
 
 
 LATE: Final = Failure(T0, M, "boot_timeout", True, "w-0", late=True)
@@ -195,6 +211,32 @@ def test_a_trip_whose_failures_were_withdrawn_is_unfounded(
     assert trips.actual_failures(trip) == sum(not failure.late for failure in run)
 
 
+def test_a_success_ends_the_failures_before_it() -> None:
+    """The failures that caused a trip are kept, but count no more."""
+    run = (LATE, SURE, VAGUE)
+    assert trips.succeeded(Trip(run=run, unconfirmed=3), T0 + 1) == Trip(run=run[1:], unconfirmed=2)
+    down = msgspec.structs.replace(DOWN, run=run, unconfirmed=3)
+    assert trips.succeeded(down, T0 + 9) == msgspec.structs.replace(down, unconfirmed=0)
+
+
+def test_a_trip_begins_with_the_delay_that_is_left_of_the_last_one() -> None:
+    """Of a failure from before the last probe all of it; two rows that trip together are not probed together."""
+    before = Trip(backoff_seconds=240.0, probe_at=T0 + 100)
+    earlier = trips.started(before, T0, "a", POLICY)
+    assert (earlier.tripped_at, earlier.backoff_seconds) == (T0, 240.0)
+    later = trips.started(before, T0 + 100 + POLICY.relapse_seconds, "a", POLICY)
+    assert later.backoff_seconds == 120.0
+
+
+def test_rows_that_trip_together_are_probed_one_after_another() -> None:
+    """Here at the first refusal after a recovery, unless successes have proven the row since."""
+    before = Trip(recovered_at=T0 - 9)
+    assert not trips.failed(before, SURE, 5, "a", POLICY).tripped
+    first, other = (trips.failed(before, SURE, 5, seed, POLICY, proven=False) for seed in "ab")
+    assert first.tripped_at == other.tripped_at == SURE.at
+    assert first.next_probe_at != other.next_probe_at
+
+
 def test_a_late_start_that_ends_well_takes_its_failure_with_it() -> None:
     """And nothing else: neither those of others, nor one that was no lateness."""
     run = (LATE, msgspec.structs.replace(LATE, worker_id="w-9"), SURE)
@@ -204,6 +246,7 @@ def test_a_late_start_that_ends_well_takes_its_failure_with_it() -> None:
     down = msgspec.structs.replace(DOWN, run=run, unconfirmed=1)
     assert trips.withdrawn(down, "w-0") == msgspec.structs.replace(down, run=run[1:], unconfirmed=0)
     assert trips.withdrawn(trips.withdrawn(down, "w-0"), "w-9").unconfirmed == 0
+    assert trips.withdrawn(msgspec.structs.replace(down, unconfirmed=3), "w-0").unconfirmed == 2
 
 
 def test_a_late_start_that_fails_keeps_its_place() -> None:

@@ -133,6 +133,8 @@ def test_a_recovery_keeps_the_newest_success(history: list[bool], kept: float) -
 @given(histories, st.integers(0, 9), st.integers(0, 9))
 @example([True] * 30, 5, 9)
 @example([True, False] * 10, 5, 9)
+@example([True] * 5, 5, 0)
+@example([False] + [True] * 24, 5, 0)
 def test_an_outage_of_a_proven_row_is_one_failure(history: list[bool], run: int, hanging: int) -> None:
     """Its starts that hang are freed when it ends; a row that is not proven keeps all its failures."""
     failing = after(history)
@@ -147,11 +149,17 @@ def test_an_outage_of_a_proven_row_is_one_failure(history: list[bool], run: int,
     assert size(down, POLICY) == size(failing, POLICY)
     up = recovered(down, 0.5)
     assert up.bad == pytest.approx(bad + 1)
-    assert (up.good, up.slow, up.hung) == (failing.good, 0, hanging)
+    assert (up.good, up.slow, up.hung, up.aside) == (failing.good, 0, hanging, None)
     assert size(up, POLICY) == min(size(replace(up, hung=0), POLICY) + hanging, POLICY.boot_window)
     assert ended(up, 0) == replace(up, hung=max(0, hanging - 1))
     assert ended(slowed(up), 1) == up
     assert untripped(down) == failing
+
+
+def test_starts_that_are_overdue_do_not_make_a_row_less_proven() -> None:
+    """They are of the outage that begins."""
+    failing = after([True] * 30 + [False] * 5)
+    assert tripped(replace(failing, overdue=9), 5, 0, POLICY).aside == tripped(failing, 5, 0, POLICY).aside
 
 
 @given(st.integers(0, 80))

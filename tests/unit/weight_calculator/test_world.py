@@ -169,6 +169,19 @@ def test_sums_match_the_rows(seed: int) -> None:
 
 @given(seeds)
 @few
+def test_a_row_that_changes_has_a_newer_version(seed: int) -> None:
+    """Consumers take no row that is as old as the one that they know."""
+    world = World()
+    for step in played(seed).story.log:
+        before = dict(world.rows)
+        applied(world, [step])
+        for key, row in world.rows.items():
+            was = before.get(key, row)
+            assert was is row or was == row or was.version < row.version, (step, key)
+
+
+@given(seeds)
+@few
 def test_bounds_of_any_history(seed: int) -> None:
     """Weights are positive, windows within their bounds, masses within the cap.
 
