@@ -114,6 +114,15 @@ def test_the_largest_remaining_quota_is_remembered_for_a_while() -> None:
     assert state.quota_low_at != weeks
 
 
+def test_a_reading_counts_for_one_to_two_periods() -> None:
+    period = QUOTA_WINDOWS * TERMS.window_seconds
+    for periods, is_low in ((0.5, True), (1.5, True), (2.5, False)):
+        state, now = initial_adaptive(50, TERMS, NOW), at(periods * period)
+        state, _ = adapt(state, TERMS, evidence("q900", 0), saturated=False, now=NOW)
+        state, _ = adapt(state, TERMS, evidence("q60", 0), saturated=False, now=now)
+        assert (state.quota_low_at == now) is is_low
+
+
 def test_a_pinned_limit_does_not_change() -> None:
     """Only an operator changes a pinned limit; evidence that arrives meanwhile is recorded."""
     state = initial_adaptive(50, TERMS, NOW)
@@ -141,6 +150,16 @@ def test_starts_follow_each_other_evenly(held: list[float], interval: float) -> 
     assert even_pacing(state, TERMS, 10) == Pacing(10)
 
 
+def test_a_limit_of_one_is_paced_by_its_one_lease() -> None:
+    state = Adaptive(limit=1.0, changed_at=NOW, held_seconds=1050)
+    assert even_pacing(state, TERMS, 3000).interval_seconds == pytest.approx(1000)
+
+
+def test_a_limit_at_its_ceiling_does_not_rise() -> None:
+    state = Adaptive(limit=60.0, changed_at=NOW)
+    assert adapt(state, TERMS, [], saturated=True, now=at(5000)) == (state, "")
+
+
 #   declared, floor, ceiling, in force
 BOUNDS = [(50, 5, 60, 50), (50, 5, 40, 40), (3, 5, 60, 5)]
 
@@ -153,6 +172,7 @@ def test_bounds(declared: int, floor: int, ceiling: int, units: int) -> None:
     state, reason = adapt(initial_adaptive(declared, TERMS, NOW), terms, [], saturated=False, now=at(1))
     assert state.units == units
     assert bool(reason) is (units != initial_adaptive(declared, TERMS, NOW).units)
+    assert state.changed_at == (at(1) if reason else NOW)
 
 
 steps = st.lists(

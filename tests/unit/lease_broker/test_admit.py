@@ -107,6 +107,11 @@ OPERATIONS: list[tuple[dict[str, int], list[Request], list[str]]] = [
         [waiter("i"), waiter("d", 2, operation="destroy", whole=True), waiter("e", operation="destroy")],
         ["d"],
     ),
+    (
+        {"install": 2, "destroy": 1},
+        [waiter("i", 2, whole=True), waiter("d", operation="destroy"), waiter("e", operation="destroy")],
+        ["d"],
+    ),  # of its two reserved units one is held
     ({"install": 5}, [waiter("d", operation="destroy", since=599)], []),
     ({"install": 5}, [waiter("d", operation="destroy", since=600)], ["d"]),  # past its maximum wait
     ({"install": 5}, [waiter("i", since=900), waiter("d", operation="destroy", since=700)], ["d"]),
@@ -119,6 +124,22 @@ def test_operations(held: dict[str, int], waiters: list[Request], expected: list
     limit."""
     admission = round_(waiters, held=held, policy=DESTROY_RESERVED)
     assert [name for name, _ in started(admission)] == expected
+
+
+def test_units_that_are_reserved_for_others_are_a_reason() -> None:
+    for held, reason in (
+        ({"install": 3}, "3 of 5 held, 2 reserved for others"),
+        ({"install": 3, "destroy": 1}, "4 of 5 held, 1 reserved for others"),
+    ):
+        assert round_([waiter("i")], held=held, policy=DESTROY_RESERVED).waiting == {"i": reason}
+
+
+def test_a_cost_that_fits_its_reserved_units_does_not_go_over_the_limit() -> None:
+    heavy = Operation(weight=2, reserved_units=4, max_wait_seconds=10)
+    policy = Policy(pacing="off", operations={"install": heavy})
+    for limit, reason in ((4, ""), (3, OVER_THE_LIMIT)):
+        (grant,) = round_([waiter("i", 2, since=20)], limit=limit, policy=policy).grants
+        assert (grant.units, grant.reason) == (2, reason)
 
 
 def test_past_its_maximum_wait_has_a_reason() -> None:
@@ -412,6 +433,9 @@ def test_units_are_reserved_for_a_gang() -> None:
     """Its units stay free for it, others may take the rest. No member starts alone."""
     admission = round_([waiter("g", 3, gang_id="g"), waiter("x", 1), waiter("y", 2)])
     assert (started(admission), admission.gangs) == ([("x", 1), ("y", 1)], ["g"])
+    assert admission.waiting["y"] == "2 of 5 held, 3 reserved for gangs"
+    two = round_([waiter("g", 2, gang_id="g"), waiter("h", 2, gang_id="h"), waiter("x", 2)])
+    assert (started(two), two.gangs) == ([("x", 1)], ["g", "h"])
     weightless = Policy(pacing="off", operations={"install": Operation(weight=0)})
     for alone in (
         round_([waiter("g", gang_id="g")], policy=weightless),
@@ -475,5 +499,8 @@ def test_a_blocked_gang_has_a_reason() -> None:
     drained = LeasePool(
         id="p", limit_units=5, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180, drained_reason="maintenance"
     )
-    found = find_blocked_gangs([waiter("g", gang_id="g")], {"p": drained})
+    found = find_blocked_gangs([waiter("alone"), waiter("g", gang_id="g")], {"p": drained})
     assert found == {"g": "its gang cannot start in p: drained: maintenance"}
+    running = msgspec.structs.replace(drained, drained_reason=None)
+    found = find_blocked_gangs([waiter("g", gang_id="g", lapsed=True)], {"p": running})
+    assert found == {"g": "the request of its gang in p has lapsed"}

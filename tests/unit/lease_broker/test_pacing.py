@@ -152,3 +152,13 @@ def test_no_terms_lead_beyond_the_calendar(units: int) -> None:
     paced = spend(None, NOW, 1_000_000, slowest, most_ahead(slowest, 1_000_000, 1200))
     assert paced == at(AHEAD_SECONDS_MAX)
     assert free_at(paced, NOW, units, slowest) == (NOW if units == 1 else paced)
+
+
+#   seconds ahead → units that may start now of a request in parts, of a burst of three
+PARTS = [(None, 3), (-5, 3), (0, 3), (5, 2), (12, 2), (13, 1), (36, 0), (99, 0)]
+
+
+@pytest.mark.parametrize(("ahead", "units"), PARTS)
+def test_only_whole_units_start(ahead: float | None, units: int) -> None:
+    found = units_now(None if ahead is None else at(ahead), NOW, BURST)
+    assert (found, type(found)) == (units, int)

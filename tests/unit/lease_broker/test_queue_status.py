@@ -45,12 +45,14 @@ def place(
 
 
 BACKING_OFF = Tenant(lease_pool_id="p", tenant="t", failures=2, backoff_until=at(40))
+HELD_BACK = Tenant(lease_pool_id="p", tenant="t", held_back_until=at(40), held_back_reason="lost a lease")
 Q = msgspec.structs.replace(POOL, id="q", drained_reason="moving")
 
 CASES = [
     (place(FULL, {}), "2 of 2 held", "full"),
     (place(FULL, {}, position=3), "2 of 2 held; 2 ahead", "full"),
     (place({}, {}, position=2), "0 of 2 held; 1 ahead", "full"),  # it may start: it waits for the one ahead
+    (place({"policy": RESERVED}, {"operation": "destroy"}, position=2), "0 of 2 held; 1 ahead", "full"),
     (place({"drained_reason": "moving"}, {}), "drained: moving", "drained"),
     (place({"limit_units": 0}, {}), "the limit is 0: as declared", "limit-zero"),
     (
@@ -72,6 +74,11 @@ CASES = [
     (
         place({}, {}, tenant=BACKING_OFF),
         "tenant t backs off after 2 failures; not before 2026-01-01T12:00:40+00:00",
+        "backoff",
+    ),
+    (
+        place({}, {}, tenant=HELD_BACK),
+        "tenant t waits alone: it lost a lease; not before 2026-01-01T12:00:40+00:00",
         "backoff",
     ),
     (
@@ -112,7 +119,9 @@ def test_reason(position: QueuePosition, reason: str, cause: str) -> None:
     assert (status.reason, status.cause) == (reason, cause)
     verdict = at_its_turn(position).verdict(position.request)
     assert at_its_turn(position).run().waiting == ({} if verdict.units else {"r": verdict.reason})
-    assert verdict.units or reason.startswith(verdict.reason)
+    assert verdict.units == (0 if verdict.reason else position.request.waiting_units)
+    assert reason.startswith(verdict.reason)
+    assert status.position == position.position
 
 
 @pytest.mark.parametrize(("position", "reason", "cause"), NEVER_CASES)
@@ -134,6 +143,7 @@ def test_a_later_start_without_weight_passes_a_limit_of_reserved_units() -> None
 ENDS = (HoldEnd(at=at(90), cost=1), HoldEnd(at=at(200), cost=1))
 WEIGHT = Policy(pacing="off", operations={"install": Operation(weight=2)})
 ONE: dict[str, Any] = {"held": {"install": 1}}
+OWN: dict[str, Any] = {"policy": RESERVED, "limit_units": 4, "held": {"install": 2}}
 #   request, expected end of the leases that it waits for, expected wait; in seconds
 BEHIND = [
     (place(FULL, {}, hold_ends=ENDS), 90, 90),
@@ -144,7 +154,12 @@ BEHIND = [
     (place(ONE | {"policy": WEIGHT}, {}, hold_ends=ENDS), 90, 90),  # a unit is free, and it needs two
     (place({}, {}), None, 0),
     (place({}, {}, position=2), None, 0),  # the next decision grants both
-    (place(FULL | {"drained_reason": "moving"}, {}, hold_ends=ENDS), None, None),  # their ends change nothing
+    (
+        place(FULL | {"drained_reason": "moving"}, {}, hold_ends=[HoldEnd(at=at(90), cost=9)]),
+        None,
+        None,
+    ),  # change nothing
+    (place(OWN, {"operation": "destroy"}, hold_ends=ENDS), None, 0),  # two units are reserved for it
 ]
 
 
@@ -187,7 +202,33 @@ def test_a_request_waits_for_the_starts_ahead_of_it() -> None:
     """One interval each, also while units are free."""
     limit = {
         "limit_units": 9,
-        "policy": Policy(pacing=Pacing(12)),
+        "policy": Policy(pacing=Pacing(100), operations={"install": Operation(pacing=Pacing(12))}),
         "paces": {"install": Pace(until=at(5), interval_seconds=12)},
     }
-    assert [queue_status(place(limit, {}, position=n)).eta_seconds for n in (1, 2, 4)] == [5, 17, 41]
+    waits = [place(limit, {}, position=n, tenant=Tenant(lease_pool_id="p", tenant="t")) for n in (1, 2, 4)]
+    assert [queue_status(each).eta_seconds for each in waits] == [5, 17, 41]
+
+
+#   request, expected wait, seconds until its holder asks again
+RETRIES = [
+    (place({}, {}), 0, 1),
+    (place({}, {"group_name": "g"}, group=GROUP), 30, 30),
+    (place({"blocked_until": at(9.74)}, {}), 9.7, 9.7),
+    (place(FULL, {}, hold_ends=ENDS), 90, 60),
+]
+
+
+@pytest.mark.parametrize(("position", "eta_seconds", "retry_seconds"), RETRIES)
+def test_a_waiter_asks_again_when_its_wait_may_be_over(
+    position: QueuePosition, eta_seconds: float, retry_seconds: float
+) -> None:
+    """To a tenth of a second, at most once a second and at least once a minute."""
+    status = queue_status(position)
+    assert (status.eta_seconds, status.retry_after_seconds) == (eta_seconds, retry_seconds)
+
+
+def test_recent_grants_give_the_rate() -> None:
+    """Of forty units a minute three are granted in 4.5 s."""
+    third = place(FULL, {}, position=3)
+    assert queue_status(msgspec.structs.replace(third, granted_units=40, granted_seconds=60)).eta_seconds == 4.5
+    assert queue_status(msgspec.structs.replace(third, granted_units=20, granted_seconds=30)).eta_seconds == 4.5

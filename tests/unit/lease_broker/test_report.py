@@ -103,6 +103,10 @@ def test_released_units_no_longer_count() -> None:
     assert (found.what_if.waited, found.what_if.concurrency_most, found.what_if.cut_short) == (0, 4, 1)
 
 
+def test_a_provider_that_throttles_the_first_start_was_never_quiet() -> None:
+    assert reported([past_lease(0, 0, 9, throttled=True)]).quiet_units == 0
+
+
 def test_no_time_counts_before_the_first_request() -> None:
     """A pool of ten minutes was not idle all day; one with units held at the beginning counts from there."""
     found = reported([past_lease(400, 400, 1000), past_lease(600, 600)])
@@ -126,6 +130,7 @@ WHAT_IF = [
     ([(0, 0, 100), (0, 0, 100), (0, 0, 100)], 1, 600, None, 2, 200, 1, 1, 0),
     ([(0, 0, 100), (0, 0, 100), (0, 0, 100)], 1, 50, None, 2, 100, 1, 2, 3),  # the hold ends it earlier
     ([(0, 0, 100), (0, 0, 100), (0, 0, 100)], 3, 600, Pacing(40), 2, 80, 3, 2, 0),
+    ([(0, 0, 100), (0, 0, 100), (0, 0, 100)], 3, 600, Pacing(40, burst=2), 1, 40, 3, 3, 0),
     ([(0, None, None), (10, None, None)], 1, 600, None, 1, 590, 1, 1, 0),  # unknown: the whole hold
     ([(0, 0, 100), (50, 50, 60), (99, 99, 300)], 1, 600, None, 2, 50, 1, 2, 0),
 ]
@@ -148,6 +153,7 @@ def test_the_same_past_under_other_terms(
     found = what_if(past_leases, limit_units=limit, hold_seconds=hold, pacing=always(pacing))
     assert (found.waited, found.waiting.most, found.concurrency_most) == (waited, longest, most)
     assert (found.starts_per_minute_most, found.cut_short) == (rate, cut)
+    assert (found.limit_units, found.hold_seconds) == (limit, hold)
 
 
 def test_a_request_for_more_than_the_limit_blocks_no_other() -> None:

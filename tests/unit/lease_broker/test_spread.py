@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_lease_broker.domain.spread import due_at, free_at, step
+from slipway_api.events.lease import LeaseGroup
+from slipway_lease_broker.domain.sender import Sender
+from slipway_lease_broker.domain.spread import due_at, free_at, group_key, step
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -55,3 +57,13 @@ def test_a_group_that_arrives_at_once_starts_at_its_offsets(apart: timedelta, si
     for member in range(size):
         last = free_at(due_at(NOW, member, apart), last, apart)
         assert last == NOW + member * apart
+
+
+def test_a_group_is_that_of_its_name_terms_and_token() -> None:
+    """Services, whose requests come over Kafka, share their groups."""
+    group = LeaseGroup(name="nightly", size=10, spread_seconds=900)
+    shared = group_key(group, Sender(name="provisioner", over_kafka=True))
+    assert shared == group_key(group, Sender(name="other", over_kafka=True)) == "nightly (10 in 900 s)"
+    own = [group_key(group, Sender(name=name)) for name in ("ci", "cd")]
+    assert len({shared, *own}) == 3
+    assert all(key.startswith(f"{shared} ") for key in own)
