@@ -91,6 +91,15 @@ async def test_entity_tags(client: httpx2.AsyncClient) -> None:
     assert (await client.get(PATH)).json()["max_capacity"] == 8
 
 
+async def test_the_tag_of_a_declaration_is_none_of_the_answer(client: httpx2.AsyncClient) -> None:
+    """A pool that was frozen since is another answer, with the declaration of before."""
+    await client.put(PATH, json=pool())
+    tag = (await client.get(PATH)).headers["ETag"]
+    assert (await client.post(f"{PATH}/freeze", json={"reason": "bad image"})).status_code == 200
+    after = await client.get(PATH, headers={"If-None-Match": tag})
+    assert (after.status_code, after.headers["ETag"], after.json()["frozen"]) == (200, tag, True)
+
+
 async def test_put_pool_problems(client: httpx2.AsyncClient, provisioner: Provisioner) -> None:
     """Another id, a field that is not known, a danger, another owner: each is refused and named."""
     wrong = await client.put("/pools/other", json=pool())

@@ -9,7 +9,8 @@ TAG_BYTES: Final = 16
 
 class Conditional:
     """Middleware that answers HEAD as GET, whose body the server leaves out, and tags JSON answers to GET. A caller
-    whose If-None-Match names the tag gets 304 without a body. Answers that have a tag of their own keep it."""
+    whose If-None-Match names the tag gets 304 without a body. Answers that have a tag of their own keep it, and are
+    always sent: that of a pool is the tag of its declaration, and says nothing about its workers and its pauses."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -30,10 +31,9 @@ class Conditional:
                 start, begun = begun, None
                 headers = dict(start["headers"])
                 whole = not message.get("more_body", False)
-                if whole and headers.get(b"content-type", b"").startswith(JSON):
-                    tag = headers.get(b"etag") or _tag(message.get("body", b""))
-                    if b"etag" not in headers:
-                        start = start | {"headers": [*start["headers"], (b"etag", tag)]}
+                if whole and b"etag" not in headers and headers.get(b"content-type", b"").startswith(JSON):
+                    tag = _tag(message.get("body", b""))
+                    start = start | {"headers": [*start["headers"], (b"etag", tag)]}
                     if _names(known, tag):
                         kept = [(name, value) for name, value in start["headers"] if not name.startswith(b"content-")]
                         start, message = start | {"status": 304, "headers": kept}, message | {"body": b""}
