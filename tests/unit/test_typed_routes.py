@@ -145,6 +145,13 @@ async def test_unknown_fields_of_a_report_are_counted(client: httpx2.AsyncClient
     assert unknown._value.get() == before + 2
 
 
+async def test_a_method_that_a_path_lacks(client: httpx2.AsyncClient) -> None:
+    """The refusal names those that it has (RFC 9110 §15.5.6), of all of its routes."""
+    answer = await client.delete("/things")
+    assert (answer.status_code, answer.json()["type"]) == (405, "urn:slipway:problem:method-not-allowed")
+    assert answer.headers["allow"] == "GET, POST"
+
+
 async def test_the_status_of_an_answer_is_that_of_its_type(client: httpx2.AsyncClient) -> None:
     granted = await client.post("/things", json={"name": "a"})
     assert (granted.status_code, granted.json()) == (200, {"name": "a"})

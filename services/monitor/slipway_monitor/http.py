@@ -10,6 +10,7 @@ from slipway_api.http.service import Readiness
 from slipway_common.web import access, limits, problem, routes
 from slipway_common.web.access import Open
 from slipway_common.web.answers import Answer, Unavailable, Untyped
+from slipway_common.web.conditional import Conditional
 from slipway_common.web.limits import CallerLimits
 from slipway_common.web.listening import ForHost, divided
 from slipway_common.web.router import Router
@@ -37,6 +38,7 @@ def app(settings: Settings, unready: Callable[[], list[str]]) -> FastAPI:
     made.state.tokens = Tokens(settings.tokens_file)
     made.state.limits = CallerLimits(REQUESTS_PER_SECOND_MAX)
     problem.install(made)
+    made.add_middleware(Conditional)
     if allowed := divided(settings.allowed_hosts):
         made.add_middleware(ForHost, allowed=allowed)
     limits.install(made)

@@ -324,6 +324,13 @@ LEASE: Final = [
     ),
     Case(name="release without a body", call="POST /lease/release", status=400, answer="the body is not"),
     Case(
+        name="release of something too deep",
+        call="POST /lease/release",
+        body=b'{"names": [], "more": ' + b"[" * 3_000 + b"]" * 3_000 + b"}",
+        status=400,
+        answer="the body is not",
+    ),
+    Case(
         name="release of no list",
         call="POST /lease/release",
         body={"names": "car-1"},

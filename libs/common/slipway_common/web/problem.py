@@ -6,6 +6,7 @@ import asyncpg
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -88,6 +89,13 @@ def _too_large(maximum: int) -> Response:
     return answer(Problem(413, "body-too-large", "The body is too large", f"at most {maximum} bytes are accepted"))
 
 
+def _allowed(request: Request) -> set[str]:
+    """Methods of the path of a request, by all of its routes: the error has those of the first one alone."""
+    path = request.scope["path"]
+    routes = iter_route_contexts(request.app.routes)
+    return {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
+
+
 def install(app: FastAPI) -> None:
     """Install handlers that return every error of the app as a problem."""
     app.add_middleware(BodyLimit)
@@ -97,10 +105,13 @@ def install(app: FastAPI) -> None:
         return answer(problem)
 
     @app.exception_handler(HTTPException)
-    async def _(_: Request, error: HTTPException) -> Response:
+    async def _(request: Request, error: HTTPException) -> Response:
         slug = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "http")
         hint = "no such route; an id in a path is percent-encoded: write %2F for /" if error.status_code == 404 else ""
-        return answer(Problem(error.status_code, slug, str(error.detail), hint))
+        refusal = answer(Problem(error.status_code, slug, str(error.detail), hint))
+        if error.status_code == 405:
+            refusal.headers["Allow"] = ", ".join(sorted(_allowed(request)))
+        return refusal
 
     @app.exception_handler(RequestValidationError)
     async def _(_: Request, error: RequestValidationError) -> Response:

@@ -218,7 +218,7 @@ class App:
         """Release slots: 204 if all were released, else 500 with the released ones."""
         try:
             names = msgspec.json.decode(await call.body(), type=Names).names
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Refused(400, f'the body is not {{"names": […]}}: {error}') from None
         for name in names:
             _storable("names", name)
@@ -279,7 +279,7 @@ def _userdata(body: bytes) -> dict[str, str]:
     """The user data to merge; empty without a body. Raises Refused unless it is a JSON object of strings."""
     try:
         given = msgspec.json.decode(body, type=dict[str, str] | None) if body.strip() else None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(400, f"the body is not a JSON object of strings: {error}") from None
     for name, value in (given or {}).items():
         if "\0" in name or "\0" in value:

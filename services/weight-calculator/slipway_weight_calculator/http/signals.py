@@ -26,6 +26,7 @@ from slipway_common.messaging import outbox
 from slipway_common.web import openapi
 from slipway_common.web.access import READ, Caller, NeedsCaller
 from slipway_common.web.answers import Accepted, Answer
+from slipway_common.web.bodies import invalid
 from slipway_common.web.problem import Problem
 from slipway_common.web.router import Router
 from slipway_common.web.runtime import database, wake
@@ -68,7 +69,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Read(Envelope, frozen=True, kw_only=True):
-    """A CloudEvent whose data are decoded afterwards."""
+    """A CloudEvent whose data are decoded once its attributes are known."""
 
     data: msgspec.Raw
 
@@ -80,6 +81,7 @@ class Structured(Envelope, frozen=True, kw_only=True):
 
 
 BODY: Final = EventDecoder(SignalBody)
+STRUCTURED_BODY: Final = EventDecoder(Structured)
 
 
 DOCUMENTED: Final = openapi.body(
@@ -134,16 +136,17 @@ async def list_signals(db: DatabaseDep) -> Answer[Signals]:
 
 def _parse(request: Request, body: bytes) -> SignalBody:
     """Parse the body, in any of the three modes. Raises Problem 400 or 422."""
+    is_structured = request.headers.get("content-type", "").partition(";")[0].strip().lower() == STRUCTURED
     try:
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() == STRUCTURED:
+        if is_structured:
             envelope = msgspec.json.decode(body, type=Read)
             _check_attributes(envelope.specversion, envelope.type, envelope.id, envelope.source)
-            body = bytes(envelope.data)
-        elif "ce-specversion" in request.headers or "ce-type" in request.headers:
+            return STRUCTURED_BODY.decode(body).data
+        if "ce-specversion" in request.headers or "ce-type" in request.headers:
             _check_attributes(*(request.headers.get(f"ce-{name}", "") for name in ATTRIBUTES))
         return BODY.decode(body)
     except msgspec.ValidationError as error:
-        raise Problem(422, "invalid-request", "The request is not valid", str(error)) from error
+        raise invalid(str(error), Structured if is_structured else SignalBody) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, "not-json", "The body is not JSON", str(error)) from error
 
