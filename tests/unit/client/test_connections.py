@@ -13,6 +13,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.middleware.gzip import GZipMiddleware
 
 from slipway_client.transport.connections import Connections
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import Api
 from tests.support.recorded import serving
 
 LONG: Final = [f"worker-{number}" for number in range(2_000)]
@@ -121,6 +123,15 @@ def test_a_kept_connection_that_was_closed_meanwhile_is_not_used() -> None:
 def test_what_is_no_answer_is_an_error(answer: bytes, problem: str) -> None:
     with answering(answer) as url, pytest.raises(OSError, match=problem):
         Connections(url, {}, 5.0).request("GET", "/", {})
+
+
+@pytest.mark.parametrize("body", [b'{"title": "verweigert f\xfcr alle"}', b'{"a":' * 3_000 + b"1" + b"}" * 3_000])
+@pytest.mark.parametrize(("status", "problem"), [("200 OK", "did not answer with JSON"), ("403 Forbidden", "answered 403")])
+def test_a_body_that_cannot_be_read_is_not_that_of_a_service(status: str, problem: str, body: bytes) -> None:
+    """As from a proxy."""
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with answering(head.encode() + body) as url, pytest.raises(Failed, match=f"{problem}.*is it a Slipway service"):
+        Api({"provisioner": url}).get(dict[str, object], "provisioner", "/pools")
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:7301", "ftp://127.0.0.1", "http://"])

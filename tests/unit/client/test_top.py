@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from slipway_client.cli.watching import Watch, fetcher
+from slipway_client.cli.watching import ANSWERS_KEPT, Watch, fetcher
 from slipway_common.base.clock import utc_now
 from tests.support import screens
 from tests.support.harness import until
@@ -45,7 +45,7 @@ class Deployment:
         self.url = ""
 
         @self.app.get("/{what}")
-        async def answer(what: str) -> JSONResponse:
+        async def answer(what: str) -> Response:
             if what == self.down:
                 return JSONResponse({"title": "Temporarily unavailable", "detail": "no database"}, 503)
             answers = {
@@ -56,7 +56,8 @@ class Deployment:
                 "alerts": {"items": self.alerts, "next": None},
                 "readyz": {"ready": True, "reasons": []},
             }
-            return JSONResponse(answers[what])
+            found = answers[what]
+            return found if isinstance(found, Response) else JSONResponse(found)
 
 
 @pytest.fixture
@@ -126,12 +127,29 @@ async def test_open_alerts_come_from_every_service(deployment: Deployment, watch
 
 
 async def test_a_malformed_answer_is_a_problem_not_a_crash(deployment: Deployment, watch: Watch) -> None:
-    answers: list[Any] = [{"items": [{"id": 7}]}, {"things": []}, ["items"], None]
+    encoded = Response(b'{"items": [{"id": "f\xfcr alle"}]}', media_type="application/json")
+    answers: list[Any] = [{"items": [{"id": 7}]}, {"things": []}, ["items"], None, encoded]
     for nonsense in answers:
         deployment.pools = nonsense
         await until(lambda: "provisioner" in watch.problems)
         deployment.pools = {"items": []}
         await until(lambda: not watch.problems)
+
+
+async def test_answers_of_pages_that_are_gone_are_not_kept() -> None:
+    """While more alerts are open than one page has, each new one moves the cursors of the pages after the first."""
+    app, known = FastAPI(), list[str | None]()
+
+    @app.get("/alerts")
+    async def alerts(request: Request) -> Response:
+        known.append(request.headers.get("if-none-match"))
+        return Response(b"{}", headers={"ETag": '"tag"'})
+
+    async with listening(app) as url, fetcher({"provisioner": url}, {}) as fetch:
+        pages = [f"/alerts?cursor={number}" for number in range(ANSWERS_KEPT + 1)]
+        for page in (*pages, pages[-1], pages[0]):
+            await fetch("provisioner", page)
+    assert known[-2:] == ['"tag"', None]
 
 
 async def slipway(*arguments: str, url: str) -> asyncio.subprocess.Process:

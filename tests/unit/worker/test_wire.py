@@ -11,6 +11,7 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from slipway_api.http.provisioner import agents
+from slipway_client.transport.exchange import NoAnswer
 from slipway_client.worker.core import Poll, Register, Reply, Report, SendReport
 from slipway_client.worker.imds import Identity, Proof
 from slipway_client.worker.provisioner import Provisioner
@@ -84,6 +85,27 @@ async def test_an_agent_sends_and_reads_what_the_types_say(
         if (type_ := TYPES[what][0]) is not None:
             msgspec.json.decode(body, type=type_)
             assert unknown(json.loads(body), type_) == set(), what
+
+
+NO_TEXT: Final = {
+    "another encoding": b'{"error": "verweigert f\xfcr alle"}',
+    "deep": b'{"a":' * 3_000 + b"1" + b"}" * 3_000,
+}
+"""Answers that are no JSON of ours, as from a proxy."""
+
+
+@pytest.mark.parametrize("body", NO_TEXT.values(), ids=NO_TEXT)
+@pytest.mark.parametrize(("status", "problem"), [(200, "something other than JSON"), (502, "answered 502")])
+async def test_an_answer_that_cannot_be_read_is_none(status: int, problem: str, body: bytes) -> None:
+    """The agent asks again, and its task goes on: any other error would end both."""
+    app = FastAPI()
+    app.post("/{path:path}")(lambda: Response(body, status, media_type="application/json"))
+    with serving(app) as url:
+        provisioner = Provisioner(
+            UserData(register_url=url + REGISTER_PATH, batch_id=BATCH, secret="s"), Identity(instance_id="i-7")
+        )
+        with pytest.raises(NoAnswer, match=problem):
+            await provisioner.perform(Register())
 
 
 def unknown(body: dict[str, Any], type_: Any) -> set[str]:

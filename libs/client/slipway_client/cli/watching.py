@@ -21,6 +21,7 @@ from slipway_api.http.pages import Items, Page
 from slipway_api.http.provisioner.pools import LaunchStop
 from slipway_api.http.service import ListedAlert
 from slipway_client.transport import trust
+from slipway_client.transport.decoding import UNREADABLE
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import PAGE_ITEMS, pause_seconds
 from slipway_client.transport.log import Entry, Log
@@ -33,6 +34,8 @@ TOPICS: Final = (LAUNCH_CONFIG_WEIGHT, ALERT, WORKER_LIFECYCLE, POOL_LIFECYCLE)
 ANSWER_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 1.0
 LINES_KEPT: Final = 500
+ANSWERS_KEPT: Final = 32
+"""Answers that are kept, the newest ones: each alert moves the cursors of later pages, which are not asked for again."""
 
 Fetch = Callable[[str, str], Awaitable[bytes]]
 """(service, path) → the answer in JSON; raises Failed with the reason as text."""
@@ -64,7 +67,10 @@ async def fetcher(urls: Mapping[str, str], headers: Mapping[str, str]) -> AsyncI
                 raise Failed(str(error) or type(error).__name__) from error
             if answer.is_error:
                 raise Failed(f"{answer.status_code} {_reason(answer.content) or answer.reason_phrase}")
+            answers.pop(url, None)
             answers[url] = (answer.headers.get("etag", ""), answer.content)
+            if len(answers) > ANSWERS_KEPT:
+                del answers[next(iter(answers))]
             return answer.content
 
         yield fetch
@@ -81,7 +87,7 @@ class _Refusal(msgspec.Struct):
 def _reason(content: bytes) -> str:
     try:
         refusal = msgspec.json.decode(content, type=_Refusal)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return ""
     return refusal.detail or refusal.title or "; ".join(refusal.reasons)
 
@@ -201,7 +207,7 @@ class Watch:
                         await self._read_alerts(service)
             except TimeoutError:
                 self._record_answer(service, f"no answer within {ANSWER_SECONDS:g} s")
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 self._record_answer(service, f"the answer is not from a {service} of this version: {error}")
             except Failed as error:
                 self._record_answer(service, str(error))

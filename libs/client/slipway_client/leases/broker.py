@@ -14,6 +14,7 @@ from slipway_api.problems import Problem
 from slipway_client.leases.errors import LOST_SLUGS, Refused
 from slipway_client.leases.terms import Wanted
 from slipway_client.transport import patience
+from slipway_client.transport.decoding import UNREADABLE
 from slipway_client.transport.exchange import OTHER_SERVICE, NoAnswer, authorization, exchange, limited
 from slipway_client.transport.failed import SERVICES
 from slipway_client.transport.http import ADVICE, advice, path
@@ -26,9 +27,6 @@ FIRST: Final = Patience()
 NOT_NOW: Final = frozenset({408, 425})
 # Problems that any other server returns too, such as "Not Found" at a wrong address.
 NO_SUCH_ROUTE: Final = frozenset({"", "not-found", "method-not-allowed", "http"})
-
-# What decoding an answer raises that is no JSON of ours, as from a proxy.
-UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Answered = TypeVar("Answered", bound=msgspec.Struct)
 

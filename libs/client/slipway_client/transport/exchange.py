@@ -18,6 +18,7 @@ import msgspec
 
 from slipway_client.transport import trust
 from slipway_client.transport.backoff import retry_after_seconds
+from slipway_client.transport.decoding import UNREADABLE
 from slipway_common.base.tls import UnusableFile
 
 REQUEST_SECONDS: Final = 10.0
@@ -130,7 +131,7 @@ async def _request(method: str, url: str, body: bytes, token: str, seconds: floa
     retry = status >= 500 or status in {404, 408, 425} or 300 <= status < 400
     try:
         answer = Answer(status, msgspec.json.decode(content or b"{}", type=dict[str, Any]))
-    except msgspec.DecodeError:
+    except UNREADABLE:
         if status < 300:
             raise NoAnswer(f"answered {status} with something other than JSON") from None
         answer = Answer(status, {})

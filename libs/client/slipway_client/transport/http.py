@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from slipway_api.problems import Problem
+from slipway_client.transport.decoding import UNREADABLE
 from slipway_client.transport.failed import KAFKA, Failed, InvalidDeclaration
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.sanitize import printable
@@ -307,7 +308,7 @@ def _decoded(answer: "Response", type_: type[T], part: bytes | msgspec.Raw | Non
     except msgspec.ValidationError as error:
         url = printable(answer.url)
         raise Failed(f"the answer of {url} is not that of a Slipway service of this version: {error}") from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise Failed(f"{answer.url} did not answer with JSON: is it a Slipway service?") from error
 
 
@@ -315,7 +316,7 @@ def _refusal(service: str, method: str, path: str, answer: "Response") -> Failed
     """Text of a problem+json body; any other body is not shown, since it may be an HTML page."""
     try:
         problem = msgspec.json.decode(answer.content, type=Problem)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         status = f"{answer.status} {printable(answer.reason)}".strip()
         text = f"{service} answered {status} to {method} {path}: is it a Slipway service?"
         return Failed(text, status=answer.status, path=path)

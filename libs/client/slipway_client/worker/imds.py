@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from slipway_client.transport.decoding import UNREADABLE
 from slipway_client.transport.exchange import NoAnswer, Received, exchange
 from slipway_client.worker.core import Notice
 
@@ -45,7 +46,7 @@ def interruption(content: bytes) -> Notice:
     """Interruption notice of a spot instance. One without a time that can be read is in force as well."""
     try:
         time = msgspec.json.decode(content, type=_Action).time
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         time = None
     return Notice("interruption", time if time is not None and time.tzinfo is not None else None)
 
