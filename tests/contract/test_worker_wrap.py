@@ -88,6 +88,17 @@ async def test_a_hook_without_its_environment(scene: Scene) -> None:
     assert await scene.provisioner.database.fetchval("SELECT source FROM claim") == "mine"
 
 
+async def test_a_job_whose_claim_would_be_refused(scene: Scene) -> None:
+    """Its hook says so, and the worker goes on: the refusal of a report would end it, with its jobs."""
+    crabs = "\N{CRAB}" * 151
+    script = f"{HOOK} claimed {crabs}; echo claimed $?; {HOOK} claimed job-1; {HOOK} idle"
+    async with scene.serving():
+        agent = await scene.start("wrap", "--", "sh", "-c", script)
+        assert await agent.end() == 0
+    assert "the job id has 604 bytes in UTF-8; at most 600 are allowed\nclaimed 1\n" in agent.output.decode()
+    assert await scene.published() == ["registered", "claimed", "idle", "stopped"]
+
+
 async def test_two_jobs_on_one_task_slot(scene: Scene) -> None:
     """The second ends the first, and its hook says so, since the worker may be stopped in the middle of the first."""
     script = f"{HOOK} claimed a; {HOOK} claimed a; echo again; {HOOK} claimed b; {HOOK} idle"

@@ -34,6 +34,12 @@ class Task(msgspec.Struct, frozen=True):
     source: Name
     claim_seconds: Annotated[float, msgspec.Meta(gt=0)]
 
+    def __post_init__(self) -> None:
+        """Refuse names that the provisioner refuses: it would refuse the worker, too."""
+        for what, name in (("task_id", self.task_id), ("source", self.source)):
+            if wrong := limits.NAME.problem(name):
+                raise ValueError(f"{what} {wrong}")
+
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """A worker and its task. `lost`: another worker has the claim. `signals`: number of stop signals received, the

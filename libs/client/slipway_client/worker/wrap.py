@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from slipway_api.limits import Name
+from slipway_api.limits import NAME, Name
 from slipway_client.worker import agent, core
 from slipway_client.worker.agent import Drain, Kill, Leave, StartAgent, Wrapped, next_step
 from slipway_client.worker.core import Wait, Worker
@@ -36,6 +36,12 @@ class HookCall(msgspec.Struct, frozen=True):
     hook: Literal["claimed", "idle", "draining"]
     task_id: Name = ""
     source: Name = ""
+
+    def __post_init__(self) -> None:
+        """Refuse names that the provisioner refuses: it would refuse the worker, too, whose jobs are then killed."""
+        for what, name in (("job id", self.task_id), ("source", self.source)):
+            if wrong := NAME.problem(name):
+                raise ValueError(f"the {what} {wrong}")
 
 
 async def wrap(
