@@ -15,10 +15,14 @@ import yaml
 from typer.testing import CliRunner
 
 from slipway_api.events.weight import StageHealth
+from slipway_client.cli import page_reader
 from slipway_client.cli.commands.declared import DIFFERENCE
 from slipway_client.cli.confirming import CONFIRMATION
 from slipway_client.cli.main import app
-from slipway_common.base.ids import hash_secret
+from slipway_client.transport.failed import SERVICES
+from slipway_client.transport.http import Api
+from slipway_client.view.navigation import Place
+from slipway_common.base.ids import hash_secret, new_id
 from slipway_common.declaration.strict_yaml import read
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.deployment import Deployment, deployment_on
@@ -88,6 +92,16 @@ async def test_declarations_of_two_owners(deployment: Deployment) -> None:
     removed = await deployment.confirmed("apply", b)
     assert "windows" in removed
     assert {row["id"] for row in await deployment.read("pool", "ls")} == {"linux"}
+
+
+async def test_the_drain_time_of_a_pool(deployment: Deployment) -> None:
+    """It is one of its deadlines, of which the others stay."""
+    pool = declared("zone-a", deadlines={"registration_seconds": 600.0})
+    await deployment.confirmed("apply", named(deployment.folder, "a.yaml", pool | {"lease_pools": LIMITS}))
+    await deployment.slipway("pool", "set", "linux", "--max", "120", "--drain-for", "2h")
+    spec = (await deployment.read("pool", "show", "linux"))["declared"]
+    assert spec["deadlines"] == {"registration_seconds": 600.0, "drain_seconds": 7200.0}
+    assert spec["max_capacity"] == 120
 
 
 async def test_every_kind_has_one_owner(deployment: Deployment) -> None:
@@ -482,3 +496,32 @@ async def test_a_token_without_a_scope_is_refused(deployment: Deployment) -> Non
     deployment.environment["SLIPWAY_TOKEN"] = "other"
     refused = await deployment.slipway("pool", "freeze", "linux", "--reason", "r", exit_code=1)
     assert "slipway token create --name NAME --scope pools:write --file TOKENS" in refused
+
+
+async def test_the_page_of_a_launch_config_lists_its_own_workers(deployment: Deployment) -> None:
+    """However many newer ones its pool has of other launch configs."""
+    await deployment.apply("zone-a", "zone-b")
+    statement = """
+INSERT INTO worker (id, pool_id, launch_config_id, account_id, image_revision, state, decision_id, requested_at,
+    ended_at, traceparent)
+SELECT id::uuid, 'linux', $2, 'a', 'i', 'stopped', id::uuid, now(), now(), '' FROM unnest($1::text[]) AS g (id)"""
+    old, newer = new_id(), [new_id() for _ in range(page_reader.LISTED)]
+    await deployment.provisioner.database.execute(statement, [old], revision_id("zone-a"))
+    await deployment.provisioner.database.execute(statement, newer, revision_id("zone-b"))
+    urls = {name: deployment.environment[f"SLIPWAY_{name.upper().replace('-', '_')}_URL"] for name in SERVICES}
+    api = Api(urls, deployment.environment["SLIPWAY_TOKEN"])
+    page = await page_reader.read(api, Place("config", revision_id("zone-a")))
+    assert [item.place.id for listing in page.listings for item in listing.items] == [old]
+
+
+async def test_errors_of_a_worker_by_its_last_digits(deployment: Deployment) -> None:
+    """As they are listed, and as other commands take them."""
+    await deployment.apply("zone-a")
+    (worker,) = await deployment.starting(1)
+    await deployment.provisioner.database.execute(
+        """
+INSERT INTO worker_error (at, worker_id, pool_id, launch_config_id, image_revision, code, sample)
+VALUES (now(), $1, 'linux', 'c', 'i', 'disk-full', 'no space left')""",
+        worker,
+    )
+    assert "disk-full" in await deployment.slipway("error", "ls", "--worker", worker[-8:])

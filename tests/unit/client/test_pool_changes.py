@@ -162,6 +162,16 @@ def test_an_image_is_replaced_by_one_word(provisioner: Provisioner, url: str) ->
     assert body | {"launch_configs": []} == declared(launch_configs=[])
 
 
+def test_a_declaration_of_a_newer_provisioner(provisioner: Provisioner, url: str) -> None:
+    """What this version does not know is sent back as it was."""
+    newer = declared(later=1)
+    newer["launch_configs"] = [config | {"invented": {"by": ["a later version"]}} for config in newer["launch_configs"]]
+    provisioner.spec = newer
+    assert slipway("set-image", POOL, "linux-2", url=url).exit_code == 0
+    ((_, body, _),) = provisioner.received
+    assert body == newer | {"launch_configs": [config | {"image": "linux-2"} for config in newer["launch_configs"]]}
+
+
 def test_only_the_named_configs_get_the_image(provisioner: Provisioner, url: str) -> None:
     """A config without a name has the one of its place. Options become parameters."""
     options = ("--replace", "now", "--drain-for", "30m", "--terminate", "--reason", "leaked")
@@ -252,7 +262,7 @@ def test_settings_of_a_pool(provisioner: Provisioner, url: str) -> None:
         "min_capacity": 2,
         "mode": "canary",
         "scaling_ratio": "1/3",
-        "drain_seconds": 7200.0,
+        "deadlines": {"drain_seconds": 7200.0},
     }
     assert body == declared(**settings)
     assert slipway("set", POOL, url=url).exit_code == 2

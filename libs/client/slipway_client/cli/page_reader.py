@@ -55,12 +55,11 @@ def _of_config(api: Api, id_: str) -> Sequence[Listing]:
     return (_workers(api, pool_id, id_),)
 
 
-def _workers(api: Api, pool_id: str, config_id: str = "") -> Listing:
-    rows = api.items(Worker, "provisioner", "/workers", pool=pool_id, limit=LISTED)
-    shown = [row for row in rows if config_id in ("", row.launch_config_id)]
+def _workers(api: Api, pool_id: str, config_id: str | None = None) -> Listing:
+    rows = api.items(Worker, "provisioner", "/workers", pool=pool_id, config=config_id, limit=LISTED)
     return _listing(
         "worker",
-        shown,
+        rows,
         workers.FIELDS,
         "no workers",
         id_of=lambda worker: worker.id,

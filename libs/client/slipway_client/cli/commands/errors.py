@@ -7,6 +7,7 @@ import msgspec
 import typer
 
 from slipway_api.http.provisioner.workers import ErrorTotal, WorkerError
+from slipway_client.cli.commands.workers import full_id
 from slipway_client.cli.options import AsOutput, Limit, OfPool, ago, api_of, clock, noun, revisions, workers
 from slipway_client.cli.tables import Field, Output, first, short, show, table
 
@@ -70,8 +71,10 @@ def list_errors(
     """
     begin = ago("--since", since)
     if worker is not None:
-        errors = api_of(context).rows(
-            WorkerError, "provisioner", "/errors", limit=limit + 1, worker=worker, pool=pool, config=config, since=begin
+        api = api_of(context)
+        id_ = full_id(api, worker)
+        errors = api.rows(
+            WorkerError, "provisioner", "/errors", limit=limit + 1, worker=id_, pool=pool, config=config, since=begin
         )
         show(errors, EACH, output, nothing="no errors", limit=limit)
         return

@@ -119,14 +119,20 @@ def set_pool(
         "min_capacity": min_,
         "mode": mode,
         "scaling_ratio": ratio,
-        "drain_seconds": options.duration_seconds("--drain-for", drain_for),
     }
     wanted = {name: value for name, value in given.items() if value is not None}
-    if not wanted:
+    drain_seconds = options.duration_seconds("--drain-for", drain_for)
+    deadlines = {} if drain_seconds is None else {"drain_seconds": drain_seconds}
+    if not wanted and not deadlines:
         raise typer.BadParameter("nothing to set: give --max, --min, --mode, --ratio or --drain-for")
+
+    def with_settings(spec: Spec) -> Spec:
+        more = {"deadlines": spec.get("deadlines", {}) | deadlines} if deadlines else {}
+        return spec | wanted | more
+
     parameters = {"action": "set", "reason": reason, "confirm": confirm}
     with confirmable(command_line(context)):
-        answer = _changed(options.api_of(context), pool, lambda spec: spec | wanted, parameters)
+        answer = _changed(options.api_of(context), pool, with_settings, parameters)
     _show_changes(answer.items, pool, output)
 
 
@@ -293,10 +299,11 @@ HISTORY: Final[tuple[Field[PoolRevision], ...]] = (
 def _names(spec: Spec) -> list[str]:
     """Names of the declared launch configs, in order; some are made of their places."""
     from slipway_common.declaration.identity import config_name
-    from slipway_common.declaration.models import WorkerPool
+    from slipway_common.declaration.models import LaunchConfig, WorkerPool
 
-    pool = WorkerPool.model_validate(spec)
-    return [config_name(pool, config) for config in pool.launch_configs]
+    # Not validated: the declaration of a newer provisioner has fields that this version does not know.
+    pool = WorkerPool.model_construct(**spec)
+    return [config_name(pool, LaunchConfig.model_construct(**config)) for config in spec["launch_configs"]]
 
 
 def _changed(
