@@ -126,7 +126,9 @@ def test_what_is_no_answer_is_an_error(answer: bytes, problem: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b'{"title": "verweigert f\xfcr alle"}', b'{"a":' * 3_000 + b"1" + b"}" * 3_000])
-@pytest.mark.parametrize(("status", "problem"), [("200 OK", "did not answer with JSON"), ("403 Forbidden", "answered 403")])
+@pytest.mark.parametrize(
+    ("status", "problem"), [("200 OK", "did not answer with JSON"), ("403 Forbidden", "answered 403")]
+)
 def test_a_body_that_cannot_be_read_is_not_that_of_a_service(status: str, problem: str, body: bytes) -> None:
     """As from a proxy."""
     head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -35,7 +35,7 @@ ANSWER_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 1.0
 LINES_KEPT: Final = 500
 ANSWERS_KEPT: Final = 32
-"""Answers that are kept, the newest ones: each alert moves the cursors of later pages, which are not asked for again."""
+"""Answers that are kept, the newest ones: each alert moves the cursors of later pages, which are asked for no more."""
 
 Fetch = Callable[[str, str], Awaitable[bytes]]
 """(service, path) → the answer in JSON; raises Failed with the reason as text."""
