@@ -13,6 +13,7 @@ from slipway_weight_calculator.domain.windows import size
 from tests.support.worlds import (
     IMAGE,
     POLICY,
+    T0,
     Story,
     config,
     fails,
@@ -131,6 +132,43 @@ def test_boots_in_progress_go_along() -> None:
     stage = story.row(NAMED).boot
     assert (stage.late, stage.boots.slow) == (0, 0)
     assert stage.window == size(stage.boots, POLICY)
+
+
+def test_overdue_starts_go_along() -> None:
+    """And count no more under the former key, whose windows are those of the starts that stay."""
+    story = Story(A, B)
+    story.fold(-9000, *known_boots(A, *[100.0] * POLICY.boot_samples))
+    story.fold(0, launched(A, "a1"))
+    story.fold(1, launched(B, "b1"))
+    story.advance_to(100)
+    assert len(story.row(IMAGE).overdue) == 2
+    story.declare(under(A), 110)
+    for key, overdue in ((NAMED, (T0,)), (IMAGE, (T0 + 1,))):
+        row = story.row(key)
+        assert (row.overdue, row.boot.boots.overdue) == (overdue, 1)
+        assert row.boot.window == size(row.boot.boots, POLICY)
+    story.fold(120, registered(A, "a1", seconds=120.0))
+    assert [(story.row(key).overdue, story.row(key).boot.boots.overdue) for key in (NAMED, IMAGE)] == [
+        ((), 0),
+        ((T0 + 1,), 1),
+    ]
+
+
+def test_a_config_that_stays_behind_waits_for_the_probe_of_the_one_that_has_moved() -> None:
+    """For a spent permit until it would be lost, for another one until it would be withdrawn."""
+    for spends in (True, False):
+        story = tripped(A, B)
+        story.advance_to(60)
+        holder = A if story.row("a").ready else B
+        row = story.row(holder.launch_config_id)
+        if spends:
+            story.fold(61, requested(holder, "probe", row.permit))
+        story.declare(under(holder), 62)
+        row = story.row(holder.launch_config_id)
+        trip, moved = story.trip(IMAGE, "boot"), story.trip(NAMED, "boot")
+        over_at = row.lost_at if spends else row.permit_at + POLICY.permit_seconds
+        assert (trip.probe, trip.next_probe_at) == (None, over_at)
+        assert (str(moved.probe), moved.probe_at) == (f"{holder.launch_config_id}#{row.permit}", row.permit_at)
 
 
 def test_a_move_is_the_same_after_a_restart() -> None:

@@ -1,6 +1,7 @@
 """Probes of tripped configs and shared keys: permits, delays, losses, and whole pools."""
 
 from itertools import pairwise
+from math import exp2
 from typing import Final
 
 import msgspec
@@ -81,7 +82,10 @@ def test_success_of_the_probe_recovers() -> None:
     assert not story.record("a", 20).probe_ready, "it is spent"
     story.fold(22, launched(A, "p", permit))
     assert story.record("a", 22).state == "healthy"
-    assert story.row(CAPACITY).launch.window == 2
+    launch = story.row(CAPACITY).launch
+    assert launch.window == 2
+    left = 2 * exp2(-2 * 22 / POLICY.half_life_seconds)  # by time, and once more by the duration of the trip
+    assert launch.failures == launch.place_failures == pytest.approx(left)
     story.fold(23, *(launched(A, f"w-{n}") for n in range(3)))
     assert story.row(CAPACITY).launch.window == 5
     story.trip_config(A, 30)
@@ -299,6 +303,22 @@ def test_a_probe_of_a_boot_is_answered_by_its_boot() -> None:
     assert story.trip(IMAGE, "boot").failed_probes == story.trip("a", "boot").failed_probes == 1
     story.fold(510, registered(A, "p", permit, seconds=290.0))
     assert story.record("a", 510).state == "healthy"
+
+
+def test_a_probe_of_claims_is_answered_by_its_claim() -> None:
+    """Neither by its boot, nor by the claim of another worker or one that proves nothing."""
+    story = Story(A, B)
+    story.fold(0, *(launched(A, str(n)) for n in range(5)), *(registered(A, str(n)) for n in range(5)))
+    story.fold(1, *(stopping(A, fails(Scope.CONFIG, Stage.CLAIM), str(n)) for n in range(5)))
+    permit = story.probe("a", 20)
+    story.fold(20, requested(A, "p", permit), launched(A, "p", permit), registered(A, "p", permit))
+    before = story.row("a").claim.succeeded
+    story.fold(25, msgspec.structs.replace(claimed(A, "p", permit), outcome=None))
+    assert (story.row("a").claim.succeeded, story.trip("a", "claim").probe) == (before, Probe("a", permit))
+    story.fold(30, claimed(A, "other"))
+    assert story.trip("a", "claim").tripped
+    story.fold(40, claimed(A, "p", permit))
+    assert (story.trip("a", "claim").tripped, story.trip("a", "claim").recovered_at) == (False, T0 + 40)
 
 
 def test_a_trip_by_late_boots_ends_when_they_register_and_not_when_we_stop_them() -> None:

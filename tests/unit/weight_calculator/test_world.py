@@ -18,7 +18,7 @@ from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.domain.record import record
 from slipway_weight_calculator.domain.rows import CONFIG, STAGES
 from slipway_weight_calculator.domain.trips import Probe
-from slipway_weight_calculator.domain.world import World, commit, discard
+from slipway_weight_calculator.domain.world import World, abandon_probe, commit, count_folded, discard
 from tests.support.worlds import (
     CAPACITY,
     CREDENTIAL,
@@ -167,8 +167,7 @@ def test_sums_match_the_rows(seed: int) -> None:
     assert seen(world, now) == pytest.approx(seen(again, now), abs=1e-6)
 
 
-@given(seeds)
-@few
+@pytest.mark.parametrize("seed", range(5))
 def test_a_row_that_changes_has_a_newer_version(seed: int) -> None:
     """Consumers take no row that is as old as the one that they know."""
     world = World()
@@ -383,3 +382,36 @@ def test_a_moved_config_keeps_its_evidence() -> None:
     assert seen(story.world, T0 + 41) == pytest.approx(seen(again, T0 + 41), abs=1e-9)
     story.declare(config("b", image_revision="mac-1", revision=2), 43)
     assert IMAGE not in story.world.rows, "no config uses it any more"
+
+
+def test_a_probe_without_an_outcome_is_abandoned() -> None:
+    """Only the one with that permit; the next one comes soon."""
+    story = Story(A)
+    story.trip_config(A)
+    permit = story.probe("a", 20)
+    for number, waits in ((permit + 1, True), (permit, False)):
+        draft = Draft(story.world)
+        abandon_probe(draft, "a", number, T0 + 30)
+        commit(draft)
+        assert (story.trip(CAPACITY).probe is not None) is waits
+    assert T0 + 30 < story.trip(CAPACITY).next_probe_at <= T0 + 45
+
+
+def test_failures_that_were_not_folded_count_as_seen() -> None:
+    story = Story(A)
+    for by, folded in ((1, 1), (2, 3), (-1, 2)):
+        draft = Draft(story.world)
+        count_folded(draft, "a", "boot", by)
+        count_folded(draft, "unknown", "boot", by)
+        commit(draft)
+        assert (story.row("a").boot.folded, story.row("a").launch.folded) == (folded, 0)
+
+
+def test_nothing_is_left_of_a_signal_that_has_expired() -> None:
+    story = Story(A, B, C)
+    for at, ttl in ((0, 60.0), (10, 80.0)):
+        assert story.signal(signal_event("down", "config", "a", at, ttl_seconds=ttl), at) == ""
+    story.advance_to(89)
+    assert [*story.world.signal_keys] == ["a"]
+    story.advance_to(90)
+    assert (story.world.signals, story.world.signal_keys) == ({}, {})
