@@ -198,6 +198,21 @@ def test_a_lost_probe_is_repeated(events: list[WorkerEvent], stage: Stage, secon
     assert story.probe("a", since + seconds + 15) == 2
 
 
+def test_a_probe_that_is_lost_after_one_of_its_answers_is_repeated() -> None:
+    """Its launch succeeds, and nothing is heard of its boot, which is tripped as well."""
+    story = Story(A, B)
+    story.fold(0, *(launched(A, str(n)) for n in range(5)))
+    story.fold(1, *(stopping(A, fails(Scope.CONFIG, Stage.BOOT), str(n)) for n in range(5)))
+    story.fold(2, *(refused(A, Scope.CONFIG, str(n)) for n in range(5, 10)))
+    permit = story.probe("a", 60)
+    story.fold(60, requested(A, "p", permit), launched(A, "p", permit))
+    assert (story.trip("a", "launch").tripped, story.trip("a", "boot").probe) == (False, Probe("a", permit))
+    lost_at = story.row("a").lost_at - T0
+    story.advance_to(lost_at)
+    assert (story.trip("a", "boot").tripped, story.trip("a", "boot").probe) == (True, None)
+    assert story.probe("a", lost_at + 60) == permit + 1
+
+
 def test_a_probe_is_not_lost_while_it_boots() -> None:
     """It has the time in which boots of its image are not late; a late one resolves the probe anyway."""
     slow = POLICY.probe_timeout_seconds

@@ -103,7 +103,7 @@ def settle(
     if row is None or permit != row.permit:
         return
     probe, policy = _probe(config, row), draft.policy(config)
-    resolved = answered = False
+    resolved = answered = waiting = False
     for key, name, trip in draft.trips_on(_declared(draft, config)):
         if trip.probe != probe:
             continue
@@ -117,9 +117,11 @@ def settle(
         elif ended:
             draft.set_trip(key, name, trips.unanswered(trip, at, policy))
         else:
+            waiting = True
             continue
         resolved = True
-    if row.ready and (resolved or ended):
+    # A trip that waits still has its answer from the same permit, or loses it with its holder.
+    if row.ready and (ended or (resolved and not waiting)):
         draft.set_permit(config, ready=False, unanswered_at=0.0 if answered else at)
 
 
