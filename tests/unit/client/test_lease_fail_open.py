@@ -226,7 +226,7 @@ def test_a_gang_starts_in_all_of_its_pools(
 def test_a_gang_that_is_charged_in_part(
     broker: LeaseBroker, environment: dict[str, str], other: Any, charged_first: bool
 ) -> None:
-    """What it holds is printed, so that the caller can release it; the other start is reported by a later process."""
+    """Its leases are printed, so that the caller can release them; a later process reports the other start."""
     answers = [CHARGED, other] if charged_first else [other, CHARGED]
     for pool, answer in zip(("aws-ci", "quay"), answers, strict=True):
         broker.answers[f"POST /lease-pools/{pool}/unleased"] = [answer]

@@ -163,7 +163,7 @@ def test_an_image_is_replaced_by_one_word(provisioner: Provisioner, url: str) ->
 
 
 def test_a_declaration_of_a_newer_provisioner(provisioner: Provisioner, url: str) -> None:
-    """What this version does not know is sent back as it was."""
+    """Fields that this version does not know are sent back as they were."""
     newer = declared(later=1)
     newer["launch_configs"] = [config | {"invented": {"by": ["a later version"]}} for config in newer["launch_configs"]]
     provisioner.spec = newer

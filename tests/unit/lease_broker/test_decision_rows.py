@@ -1,4 +1,4 @@
-"""What a decision writes beside its grants: the whole lease, the pool's state, the history and the times."""
+"""Rows that a decision writes beside its grants: the whole lease, the pool's state, the history and the times."""
 
 from datetime import datetime, timedelta
 from itertools import count

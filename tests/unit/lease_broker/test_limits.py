@@ -71,7 +71,7 @@ HIGHEST: Final = [
 
 @pytest.mark.parametrize(("fields", "units"), HIGHEST)
 def test_highest_limit(fields: dict[str, Any], units: int) -> None:
-    """What a request may hope for: what the declared terms allow at any time."""
+    """Most that a request may ever get: the declared terms allow it at some time."""
     assert highest(pool(**fields)) == Limit(units, "declared", "as declared")
 
 

@@ -12,7 +12,7 @@ from slipway_client.transport.failed import Failed
 
 
 class Host(NamedTuple):
-    """What requests of this host share: the broker, state files, chance, and a log for people."""
+    """Broker, state files, chance and log, which all requests of this host share."""
 
     broker: Broker
     state: State

@@ -5,4 +5,4 @@ from typing import Final
 import msgspec
 
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for an answer that is no JSON of ours, as from a proxy: text in another encoding, too."""
+"""Errors of decoding an answer that is not JSON of ours, such as a proxy's, or text in another encoding."""

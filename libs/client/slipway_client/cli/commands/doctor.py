@@ -120,7 +120,7 @@ def _gathered(api: Api, partitions: int | None) -> "Gathered":
 
 
 def _known(read: Callable[[], T]) -> T | None:
-    """What services answer; None if they do not: one whose database is down reports that in its status."""
+    """Answers of services; None for each that does not answer: one whose database is down says so in its status."""
     try:
         return read()
     except Failed:

@@ -305,7 +305,7 @@ def _has_image(config: LaunchConfig, image: str) -> bool:
 
 
 def _unless(slug: str, read: Callable[[], T]) -> T | None:
-    """What a service answers; None for a refusal with this slug, as of an ID that it does not know."""
+    """Answer of a service; None for a refusal with this slug, as of an ID that it does not know."""
     try:
         return read()
     except Failed as error:
