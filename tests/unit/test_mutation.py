@@ -50,7 +50,8 @@ def test_a_survivor_is_known_by_its_lines_whatever_its_number() -> None:
 
 def test_each_survivor_is_listed_once_with_an_argument() -> None:
     rows = msgspec.toml.decode(SURVIVORS.read_bytes(), type=Listed).survivor
-    assert len({(row.function, row.old, row.new) for row in rows}) == len(rows)
+    changes = [(row.function, row.old, new) for row in rows for new in row.new]
+    assert len({*changes}) == len(changes)
     assert [row for row in rows if row.reason == "equivalent" and not row.why] == []
 
 
