@@ -229,7 +229,8 @@ TOO_LATE = [
 def test_too_late(held: Lease | None, answers: list[LeaseLost | LeaseReleased], command: LeaseCommand) -> None:
     """A committed end is never undone; the holder receives it again."""
     ledger = after(command, leases=() if held is None else (held,))
-    assert (ledger.events, ledger.leases_to_save(), len(ledger.refusals)) == (answers, [], 1)
+    refusal = "unknown lease" if held is None else f"already {held.state}"
+    assert (ledger.events, ledger.leases_to_save(), ledger.refusals) == (answers, [], [refusal])
 
 
 @pytest.mark.parametrize("command", [confirm(6), renew(8), release(1, 6)])
@@ -310,6 +311,8 @@ REPORTS: list[tuple[Policy, Lease, int, bool, dict[str, Any], float | None, floa
         [Evidence(granted_at=at(-300), throttled=True, quota_remaining=5)],
     ),
     (ADAPTIVE, OURS, 4, False, {"throttled": True}, None, None, []),
+    (ADAPTIVE, OURS, 0, False, {"quota_remaining": 5}, None, None, [Evidence(granted_at=at(-300), quota_remaining=5)]),
+    (ADAPTIVE, OURS, 4, True, {"quota_remaining": 5}, None, None, [Evidence(granted_at=at(-300), quota_remaining=5)]),
     (ADAPTIVE, OURS, 4, False, {"quota_remaining": 5}, None, None, [Evidence(granted_at=at(-300))]),
     (
         ADAPTIVE,
@@ -351,6 +354,14 @@ def test_the_evidence_of_a_release(
     assert reporters == (["ann"] if reported.keys() & {"throttled", "retry_after_seconds"} else [])
 
 
+def test_the_units_of_a_lease_whose_hold_has_ended_are_its_reporters() -> None:
+    """Beside those that it holds: together they are half of all."""
+    ledger = Ledger([POOL], [ENDED], [])
+    ledger.held_by = {"sim-a": {"ann": 1, "ben": 4}}
+    apply_command(ledger, release(9, retry_after_seconds=9.0), NOW, Sender(name="ann"))
+    assert ledger.pools["sim-a"].blocked_until == at(9)
+
+
 def test_a_pause_is_never_shortened_by_another_report() -> None:
     pool = msgspec.structs.replace(POOL, blocked_until=at(60))
     ledger = Ledger([pool], [OURS], [])
@@ -381,6 +392,17 @@ def test_a_tenant_whose_leases_fail_backs_off(
     tenant = ledger.tenants.get(("sim-a", "linux"), Tenant(lease_pool_id="sim-a", tenant="linux"))
     assert tenant.failures == after_failures
     assert tenant.backoff_until == (None if seconds is None else at(seconds))
+
+
+def test_leases_that_fail_together_are_one_failure() -> None:
+    """Those that were granted before the first of them failed."""
+    tenant = Tenant(lease_pool_id="sim-a", tenant="linux", failures=2, backoff_until=at(50))
+    failed_at = 50 - 60  # the second failure began a wait of 60 s
+    for granted, failures in ((failed_at - 1, 2), (failed_at, 3)):
+        held = msgspec.structs.replace(OURS, granted_at=at(granted))
+        ledger = Ledger([POOL], [held], [], [tenant])
+        apply_command(ledger, release(9, result="failed"), NOW, Sender(name="ann"))
+        assert ledger.tenants["sim-a", "linux"].failures == failures
 
 
 REPLACED = ReplacedLease(lease_id="l", fencing_token=7)
@@ -414,6 +436,13 @@ def test_a_new_attempt_has_the_age_of_the_one_before(
     assert [event.reason for event in ledger.events] == (["replaced"] if ended else [])
 
 
+def test_a_new_attempt_is_as_old_as_the_grant_if_its_request_is_forgotten() -> None:
+    ledger = Ledger([counted(POOL, OURS, 0, 3)], [OURS], [])
+    command = request(2, request_id="new", operation="install", replaces=REPLACED)
+    apply_command(ledger, command, NOW, Sender(name="ann"))
+    assert ledger.requests["sim-a", "new"].since == at(-300)
+
+
 def test_members_of_a_group_start_at_their_offsets() -> None:
     """By their number, or in order of arrival; a group whose time is over starts anew, at its distance."""
     group = LeaseGroup(name="g", size=3, spread_seconds=30)
@@ -442,7 +471,7 @@ def test_cancel(units: int, left: int) -> None:
     command = LeaseCancelRequested(lease_pool_id="sim-a", request_id="r", units=units, reason="demand fell")
     ledger = after(command, requests=(waiting_request(4),))
     assert [request.waiting_units for request in ledger.requests_to_save()] == [left]
-    assert ledger.pools["sim-a"].waiting_units == left
+    assert (ledger.pools["sim-a"].waiting_units, ledger.dirty) == (left, {"sim-a"})
     assert ledger.history == [entry("cancelled", "demand fell", lease_id=None, units=4 - left, actor="")]
     for nothing in ((), (waiting_request(0),)):
         assert after(command, requests=nothing).refusals == ["nothing to cancel"]
@@ -483,7 +512,7 @@ BAD: list[LeaseCommand] = [
 @pytest.mark.parametrize("command", BAD)
 def test_bad_values_are_dead_letters(command: LeaseCommand) -> None:
     """Values that no ledger can hold are an error of the record, not of the database."""
-    with pytest.raises(BadEvent):
+    with pytest.raises(BadEvent, match=r" is (not declared|empty)$|: must be |size must be |members count from 0$"):
         after(command, leases=(lease(State.CONFIRMED),))
 
 
@@ -515,6 +544,7 @@ def test_an_unleased_launch_is_counted_once_and_gets_a_token() -> None:
     again."""
     ledger = after(unleased(-60), unleased(-60))
     (charged,) = ledger.leases_to_add()
+    assert (charged.request_id, charged.operation) == ("u-request", "launch")
     assert (charged.state, charged.units, charged.tenant, charged.hold_until) == (State.CONFIRMED, 2, "linux", at(1140))
     assert (ledger.pools["sim-a"].held_units, ledger.leases_to_save(), len(ledger.requests_to_add())) == (2, [], 1)
     assert (
@@ -534,6 +564,15 @@ def test_an_unleased_launch_whose_hold_has_ended_does_not_count() -> None:
 def test_an_unleased_launch_with_a_known_request_id_is_refused() -> None:
     ledger = after(unleased(0, request_id="r"), requests=(waiting_request(4),))
     assert (ledger.leases_to_add(), ledger.refusals, ledger.events) == ([], ["known request"], [])
+
+
+def test_an_unleased_launch_with_the_lease_id_of_another_pool_is_refused() -> None:
+    """One with another id is not."""
+    for lease_id, refusals in (("l", ["known lease"]), ("u", [])):
+        others = lease(State.CONFIRMED, lease_pool_id="sim-b")
+        ledger = Ledger([POOL], [others], [])
+        apply_command(ledger, unleased(0, lease_id=lease_id), NOW, Sender(name="ann"))
+        assert (ledger.refusals, len(ledger.leases_to_add())) == (refusals, 0 if refusals else 1)
 
 
 def test_an_unleased_launch_is_released_like_a_lease() -> None:

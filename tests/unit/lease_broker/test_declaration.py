@@ -1,13 +1,20 @@
 """Declarations of lease pools: ownership, results and dangers."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
 
 from slipway_api.events.lease import LeaseLimitChanged
+from slipway_api.http.declaration import Change
 from slipway_common.base.audited import AuditedKind
-from slipway_common.declaration.changes import CHANGES_MAX, DANGERS_MAX, ConfirmationRequired, OwnedByAnother
+from slipway_common.declaration.changes import (
+    CHANGES_MAX,
+    DANGERS_MAX,
+    ConfirmationRequired,
+    ForeignOwner,
+    OwnedByAnother,
+)
 from slipway_lease_broker.domain.declaration import (
     Declaration,
     Declared,
@@ -85,6 +92,31 @@ def test_a_pool_has_one_owner() -> None:
     assert made.after.revision == made.before.revision + 1 if made.before else None
 
 
+#   declaration by a token for the owner a → what it may not change
+FOREIGN: Final = [
+    (declaration(pool("mine")), None),
+    (declaration(pool("gone")), None),  # whoever declared it before
+    (declaration(owners="b"), "the declaration belongs to b"),
+    (declaration(pool("mine"), owners="ab"), "the declaration belongs to b"),
+    (declaration(pool("mine"), pool("other"), adopt=True), "lease pool other belongs to b"),
+    (declaration(pool("mine"), pool("unowned"), adopt=True), "lease pool unowned belongs to no owner"),
+    (declaration(pool("mine"), prune=True), "lease pool other belongs to b"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "refusal"), FOREIGN)
+def test_a_token_changes_what_its_owners_declare(wanted: Declaration, refusal: str | None) -> None:
+    """Neither by declaring, adopting nor pruning does it change the lease pool of another."""
+    current = [pool("mine"), pool("other", "b"), pool("unowned", ""), archived("gone")]
+    wanted = msgspec.structs.replace(wanted, permitted=("a",))
+    if refusal is None:
+        assert compare(current, wanted)
+        return
+    with pytest.raises(ForeignOwner) as raised:
+        compare(current, wanted)
+    assert str(raised.value) == refusal
+
+
 def adaptive(floor: int, ceiling: int) -> Policy:
     return Policy(adaptive=Bounds(floor=floor, ceiling=ceiling))
 
@@ -139,9 +171,10 @@ def test_changes_name_their_fields() -> None:
     after = pool("p", limit_units=12, ttl_seconds=30.0, policy=adaptive(1, 20))
     (made,) = compare([pool("p", "")], declaration(after))
     assert made.fields["revision"] == (1, 2)
-    assert made.shown().detail == (
-        'limit: 10 → 12, adaptive: none → {"floor":1,"ceiling":20}, ttl_seconds: 60 → 30.0, owner: none → a'
-    )
+    detail = 'limit: 10 → 12, adaptive: none → {"floor":1,"ceiling":20}, ttl_seconds: 60 → 30.0, owner: none → a'
+    assert made.shown() == Change(kind="lease pool", id="p", result="updated", detail=detail)
+    (new,) = compare([], declaration(after))
+    assert new.shown() == Change(kind="lease pool", id="p", result="created", detail="")
 
 
 def test_changes_are_audited_by_their_fields_and_limits_are_published() -> None:
@@ -174,6 +207,8 @@ def test_the_digest_of_changes_covers_what_is_declared() -> None:
     assert first == digest(compare([], declaration(pool("b"))))
     for other in (pool("b", ttl_seconds=9.0), pool("c")):
         assert digest(compare([pool("a")], declaration(pool("a"), other))) != first
+    one, same = (pool("b", policy=Policy(tenants=tenants)) for tenants in ({"t": 2.0, "u": 3.0}, {"u": 3.0, "t": 2.0}))
+    assert digest(compare([], declaration(one))) == digest(compare([], declaration(same)))
     assert digest(compare([pool("b")], declaration(pool("b", limit_units=9)))) != digest(
         compare([pool("b", limit_units=1)], declaration(pool("b", limit_units=9)))
     )

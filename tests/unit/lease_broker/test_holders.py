@@ -1,7 +1,7 @@
 """Holders of one lease: refusal, join, take-over and release, as laws over sequences of calls."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -133,8 +133,24 @@ def test_a_holder_without_a_name_gets_one() -> None:
     assert claim(unnamed, Sender(holder="b"), at(9), new_token=2).holders == {
         "b": Holding(since=NOW, token_sha256="hash")
     }
-    joined = claim(unnamed, Sender(holder="b", join=True), at(9), new_token=2)
-    assert active(joined) == ["", "b"]
+    without_names = msgspec.structs.replace(LEASE, holders={})
+    joined = claim(without_names, Sender(holder="b", join=True), at(9), new_token=2)
+    assert joined.holders == {"": Holding(since=NOW), "b": Holding(since=at(9))}
+    named = claim(joined, Sender(holder="c"), at(30), new_token=2)
+    assert named.holders == {"c": Holding(since=NOW), "b": Holding(since=at(9))}
+    assert (named.fencing_token, named.extended_at) == (1, NOW)
+
+
+#   holders that have left, holders, number of those that left first which are forgotten when another joins
+FORGOTTEN: Final = [(1, 1, 0), (2, HOLDERS_MAX - 2, 1), (1, HOLDERS_MAX - 2, 0), (3, HOLDERS_MAX - 1, 3)]
+
+
+@pytest.mark.parametrize(("gone", "holding", "forgotten"), FORGOTTEN)
+def test_holders_that_have_left_are_remembered_while_there_is_room(gone: int, holding: int, forgotten: int) -> None:
+    """So that one that releases again is known."""
+    holders_ = {f"h{number}": Holding(since=NOW, left=number < gone) for number in range(gone + holding)}
+    joined = claim(msgspec.structs.replace(LEASE, holders=holders_), Sender(holder="new", join=True), NOW, new_token=2)
+    assert [*joined.holders] == [*holders_, "new"][forgotten:]
 
 
 @pytest.mark.parametrize(

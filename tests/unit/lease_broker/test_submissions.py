@@ -275,6 +275,8 @@ def test_a_command_is_refused_for_one_cause_and_changes_nothing(
     assert (outcome.kind, outcome.facts) == (kind, facts)
     subject = outcome.detail.replace("'", "")
     assert any(name in subject for name in ("lease l1", "lease l9", "request r", "pool p"))
+    assert kind is not Kind.FENCED or "fencing token 2;" in subject
+    assert all(name in subject for name in facts.get("fields", []))
     if kind is Kind.REQUEST_IN_USE and ledger.leases:  # its lease is taken over after three quarters of the TTL
         assert "request r is in use by" in outcome.detail
         assert (NOW + timedelta(seconds=225)).isoformat() in outcome.detail
@@ -294,6 +296,7 @@ def test_an_archived_pool_takes_no_new_request() -> None:
     outcome = submitted(ledger_of(pool=archived), again())
     assert isinstance(outcome, Refusal)
     assert outcome.kind is Kind.UNKNOWN_LEASE_POOL
+    assert outcome.detail.startswith("lease pool 'p' is not declared")
     for command in (again(), cancel()):
         assert isinstance(submitted(ledger_of(asked(), pool=archived), command), Answer)
 
@@ -320,6 +323,7 @@ def test_a_token_names_so_many_tenants_and_no_more(
         assert isinstance(outcome, Refusal if refused and named == TENANTS_MAX else Answer)
         if isinstance(outcome, Refusal):
             assert outcome.kind is Kind.TOO_MANY_TENANTS
+            assert outcome.detail.startswith("ann already requests leases")
 
 
 #   request, number that waits, sender → refused
@@ -327,6 +331,7 @@ WAITING_MAX: Final = [
     ("new", 2, {}, False),
     ("new", 3, {}, True),
     ("new", 3, {"name": "ben"}, False),
+    ("new", 3, {"name": "ben", "waiting_max": 1}, False),
     ("new", 3, {"over_kafka": True, "waiting_max": None}, False),
     ("r", 3, {}, False),  # it waits already
 ]
@@ -373,6 +378,7 @@ ANSWERED: list[
     ([own(3)], release(units=1), {}, (1, 0), (2, State.CONFIRMED)),
     ([own(3)], release(), {}, (3, 0), (0, State.RELEASED)),
     ([own(3)], release(), {"remaining": 1}, (2, 0), (1, State.CONFIRMED)),
+    ([own(3)], release(), {"remaining": 2}, (1, 0), (2, State.CONFIRMED)),
     ([own(3)], release(), {"remaining": 0}, (3, 0), (0, State.RELEASED)),
     ([own(3)], release(), {"remaining": 3}, (0, 0), (3, State.CONFIRMED)),  # repeated
     ([own(3)], release(), {"remaining": 4}, (0, 0), (3, State.CONFIRMED)),
@@ -381,6 +387,9 @@ ANSWERED: list[
     ([asked()], cancel(), {}, (0, 2), None),
     ([asked(0), own()], cancel(), {}, (2, 0), None),
     ([asked(1), own(1)], cancel(), {}, (1, 1), None),
+    ([asked(1), own(1), lease(2, State.CONFIRMED)], cancel(), {}, (2, 1), None),  # granted in parts
+    ([asked(0), own(), lease(2, State.CONFIRMED, request_id="other")], cancel(), {}, (2, 0), None),
+    ([asked(0), own(holders=HELD)], cancel(), {"holder": "r1"}, (0, 0), None),  # r2 still holds it
     ([asked(0)], cancel(), {}, (0, 0), None),
 ]
 
@@ -398,6 +407,7 @@ def test_the_answer_is_what_the_rows_say(
     outcome = submitted(ledger, command, **options)
     assert isinstance(outcome, Answer)
     assert (outcome.released_units, outcome.cancelled_units, outcome.now) == (*units, NOW)
+    assert (outcome.pool.id, ledger.refusals) == ("p", [])
     assert (None if outcome.lease is None else (outcome.lease.units, outcome.lease.state)) == held
     assert outcome.lease is None or outcome.lease == ledger.leases["p", "l1"]
     assert outcome.request is None or outcome.request == ledger.requests["p", "r"]

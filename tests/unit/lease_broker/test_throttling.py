@@ -73,6 +73,7 @@ def test_at_most_two_reporters_hold_half(held: dict[str, int]) -> None:
         (0.0, 300.0, None),
         (-1.0, 300.0, None),
         (9.0, 300.0, 9.0),
+        (0.5, 300.0, 0.5),
         (86_400.0, 300.0, 300.0),
         (86_400.0, 86_400.0, RETRY_AFTER_SECONDS_MAX),
     ],
