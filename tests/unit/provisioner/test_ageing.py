@@ -95,6 +95,30 @@ def test_the_end_of_credentials_forces_it() -> None:
     assert drain_until(late, START, 5.0) == START + timedelta(seconds=0.1 * HOUR)
 
 
+def due_in(seconds: float, name: str = "w", **changes: Any) -> Life:
+    """A worker that has to leave in so many seconds."""
+    usual: dict[str, Any] = {"maximum_age_seconds": None, "credential_seconds": 100.0, "drain_seconds": 50.0}
+    return life(50.0 - seconds, worker_id=name, **(usual | changes))
+
+
+def test_it_leaves_to_the_second() -> None:
+    """At the very time it is of full age, and no longer young; a moment before it is neither of these."""
+    for seconds, forgets in ((0.0, False), (0.5, True)):
+        steps = decide([due_in(seconds, draining=True)], unwanted=0, room=0, obstacle="tripped")
+        assert (steps.stop, steps.forget) == ([] if forgets else ["w"], ["w"] if forgets else [])
+    assert (moments([due_in(0.5)]), moments([due_in(0.0)])) == ([0.5] * 3, [])
+    assert drain_until(due_in(-50.5), START, 5.0) == START  # its credentials have ended
+
+
+def test_of_several_that_nothing_replaces_as_many_leave_as_nobody_wants() -> None:
+    """The others are counted once they are at the maximum age itself, and drain no longer."""
+    aged = [life(worker_id=f"w{number}", has_task=True, draining=number > 2) for number in range(6)]
+    early = life(0.99 * HOUR, worker_id="w", has_task=True)
+    assert early.late_in > 0 >= early.drains_in
+    steps = decide([early, *aged], unwanted=2, room=9, obstacle="tripped")
+    assert (steps.drain, steps.keep, steps.irreplaceable) == (["w0", "w1"], ["w3", "w4", "w5"], 4)
+
+
 def test_the_drain_time() -> None:
     assert drain_until(life(), START, 5.0) == START + timedelta(seconds=5)
     assert drain_until(life(drain_seconds=7.0), START, 5.0) == START + timedelta(seconds=7)

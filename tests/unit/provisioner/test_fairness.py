@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +44,20 @@ def test_a_pool_takes_all_while_no_other_waits(headroom: int) -> None:
 def test_a_pool_takes_an_even_part_once_it_is_woken(headroom: int, others: int, ahead: int) -> None:
     units = fairness.part(headroom, known(others=others, ahead=min(ahead, others)))
     assert units == (0 if min(ahead, others) >= WOKEN * headroom else -(-headroom // (others + 1)))
+
+
+def test_only_the_pools_that_are_woken_for_a_window_take_of_it() -> None:
+    """Two for each unit that is free."""
+    parts = [fairness.part(2, known(others=5, ahead=ahead)) for ahead in range(6)]
+    assert parts == [1, 1, 1, 1, 0, 0]
+
+
+def test_windows_are_in_the_order_of_their_texts() -> None:
+    """In which their keys are locked; and the units of all configs of one are taken together."""
+    colon, dash = ((image_key(name), "boot") for name in ("a:b", "a-b"))
+    assert fairness.in_order([dash, colon]) == [colon, dash]
+    configs = [msgspec.structs.replace(config(colon), id=name) for name in ("c1", "c2", "c3")]
+    assert fairness.taken(configs, {"c1": 2, "c2": 1}) == {colon: 3}
 
 
 @given(st.integers(1, 60), st.lists(st.integers(1, 20), min_size=1, max_size=30))

@@ -33,6 +33,7 @@ SHORT = [
     ((0, 5, "1"), 9, 2, 3, 0),  # leaving workers still count towards the maximum
     ((2, 5, "1"), 9, 0, 5, 2),  # the minimum is refilled beside them
     ((2, 5, "1"), 9, 0, 7, 0),  # but only once
+    ((2, 10, "1"), 5, 1, 9, 1),
     ((0, 100, "0.07"), 100, 0, 0, 7),  # in floats ceil(100 * 0.07) is 8
     ((0, 5, "0.05"), 1, 0, 0, 1),
     ((0, 5, "0.05"), 0, 0, 0, 0),

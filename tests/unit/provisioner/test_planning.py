@@ -148,7 +148,7 @@ def test_canary(serving: int, configs: list[Config], launches: dict[str, int]) -
 
 def test_unavailable_calculator() -> None:
     """Windows are capped at four, and one attempt per 30 s is made where nothing else may launch."""
-    unavailable: dict[str, Any] = {"calculator_unavailable_seconds": 1.0}
+    unavailable: dict[str, Any] = {"calculator_unavailable_seconds": 0.5}
     assert launched(plan(observed(9, **unavailable))) == {"a": 4}
     stuck = [config("a", failures=99), config("b", tripped=True)]
     assert launched(plan(observed(9, *stuck, attempt_in_seconds=12.5, **unavailable))) == {}

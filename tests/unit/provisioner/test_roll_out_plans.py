@@ -233,6 +233,8 @@ def test_no_idle_worker_leaves_that_nothing_could_replace() -> None:
     assert plan(observed(9, changed(NEW, tripped=True), DRAINED, **workers)).drain == []
     assert plan(observed(9, NEW, DRAINED, stopped="launching is stopped: drill", **workers)).drain == []
     assert plan(observed(9, NEW, OLD, **workers)).drain == []  # a fallback keeps its workers
+    for wanted, drained in ((8, 0), (7, 1), (4, 1)):
+        assert len(plan(observed(wanted, changed(NEW, tripped=True), DRAINED, **workers)).drain) == drained
 
 
 def test_made_up_ends_drain_no_other_worker() -> None:

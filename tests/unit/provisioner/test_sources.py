@@ -68,6 +68,7 @@ def test_changes(now: tuple[float, bool, str, bool], change: tuple[bool, bool, t
     got = settled(source(overdue, alerted=alerted, end_reason=end_reason, pool_deleted=pool_deleted), HOUR)
     shown = got and (got.alerted, bool(got.end_reason), got.alert and type(got.alert))
     assert shown == change
+    assert got is None or (got.pool_id, got.source) == ("linux", "old queue")
 
 
 @given(st.floats(-1e5, 1e5), st.booleans(), st.sampled_from(["", "removed"]), st.booleans(), st.floats(0, 1e4))
@@ -115,12 +116,21 @@ def alert(of: Source) -> Alert:
 def test_the_alert() -> None:
     """It says what to do, pages only where nothing else reports for the pool, and its end says why."""
     raised, last, dropped = alert(source(0)), alert(source(0, is_last=True)), alert(source(HOUR, alerted=True))
-    assert raised.command == (
-        "slipway demand ls linux  # then restart its monitor, or slipway demand rm linux 'old queue'"
+    assert raised == AlertRaised(
+        dedup_key="provisioner/demand-source-stale/linux/old%20queue",
+        kind="demand-source-stale",
+        subject_kind="pool",
+        subject_id="linux",
+        summary="source old queue of pool linux is stale",
+        effect="its 2 pending and 3 claimed tasks launch no workers, but protect idle ones; "
+        "other sources of the pool are fresh",
+        doing="drops the source 60 min after it became stale, unless it reports again",
+        command="slipway demand ls linux  # then restart its monitor, or slipway demand rm linux 'old queue'",
+        since=NOW + timedelta(seconds=300),
+        cause="its monitor stopped, cannot reach Slipway, or reports under another name",
+        severity="notice",
     )
-    assert raised.since == NOW + timedelta(seconds=300)
-    assert raised.doing == "drops the source 60 min after it became stale, unless it reports again"
-    assert (raised.severity, last.severity) == ("notice", "page")
+    assert (last.severity, last.effect.partition("; ")[2]) == ("page", "no source of the pool is fresh")
     assert dropped.dedup_key == raised.dedup_key
     assert dropped.summary == (
         "source old queue of pool linux is no longer stale: dropped, since it did not report for 65 min"
@@ -133,6 +143,7 @@ def test_the_alert_on_a_clock_that_is_behind() -> None:
         alert(source(overdue, late_seconds=late)) for overdue, late in ((10, 299), (10, 300), (HOUR, HOUR + 360))
     )
     assert "  # then restart its monitor" in prompt.command
+    assert stale.cause == "the clock of its monitor is behind, or its reports are delayed"
     assert stale.summary == (
         "source old queue of pool linux is stale: its last report was 5 min old when it was received"
     )

@@ -45,6 +45,7 @@ CAUSES: Final[list[tuple[int, dict[str, Any], str, str]]] = [
     (2, {"code": Code.NO_CONFIG, "configs": CONFIGS}, "full", "page"),
     (2, {"code": Code.NO_CONFIG, "configs": CONFIGS, "alerted": True}, "full", "notice"),
     (2, {"code": Code.NO_CONFIG}, "3 needed", "page"),
+    (0, {"reason": ""}, "", "page"),
 ]
 
 

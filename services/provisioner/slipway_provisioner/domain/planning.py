@@ -139,20 +139,20 @@ def _plan(observed: Observed, launches: list[Launch], configs: dict[str, Any], n
     missing = accounting.missing(pool, tasks, observed.fleet)
     launched = sum(launch.units for launch in launches)
     obstacle = _obstacle(observed, launches, blocked)
-    sampled = accounting.missing(pool, accounting.protected(observed.demands), observed.fleet)
+    beyond = max(0, registered_spare - len(stop) - len(_marked(observed, mark, unmark)))
     drain: list[str] = []
-    # Otherwise nothing would replace them: reports that tasks have ended, which may be made up, prove no lower need.
-    if launched == launchable and (not obstacle or (not blocked and sampled <= launched)):
+    if launched == launchable and not blocked:
         drain = scale_down.drained(
             [idle for idle in observed.idle if idle.worker_id not in stop],
             {config.id for config in observed.configs if config.state == "draining"},
             wanted=wanted,
             missing=_missing(observed) + launched + len(stop),
         )
-    marked = _marked(observed, mark, unmark)
+        if obstacle:  # nothing would replace those that any sample wants: ends of its tasks may be made up
+            drain = drain[:beyond]
     aged = ageing.decide(
         [life for life in observed.lives if life.worker_id not in {*stop, *drain}],
-        unwanted=max(0, registered_spare - len(stop) - len(marked)),
+        unwanted=max(0, beyond - len(drain)),
         room=scale_down.leaving_room(wanted=wanted, missing=_missing(observed) + launched + len(stop) + len(drain))
         if launched == launchable
         else 0,
@@ -345,7 +345,7 @@ def _obstacle(observed: Observed, launches: Sequence[Launch], blocked: str) -> s
     reached = capping.reached(able, observed.levels, _units(launches), observed.tariff)
     if len(reached) < len(able):
         return ""
-    reason = next((limit.text for limit in reached.values()), next(iter(reasons.values()), ""))
+    reason = next((limit.text for limit in reached.values()), next(iter(reasons.values()), "the pool has none"))
     return f"no launch config may launch: {reason}"
 
 
