@@ -281,7 +281,7 @@ def test_release(units: list[int], released: list[tuple[int, int]], state: State
     ]
     (held,) = ledger.leases_to_save()
     assert (held.state, held.units, held.granted_units) == (state, released[-1][1], 3)
-    assert (held.ended_at is not None) == (state is State.RELEASED)
+    assert (held.ended_at is not None, held.reason) == ((True, "released") if state is State.RELEASED else (False, ""))
     assert ledger.dirty == {"sim-a"}
 
 
@@ -571,8 +571,10 @@ def test_an_unleased_launch_with_the_lease_id_of_another_pool_is_refused() -> No
     for lease_id, refusals in (("l", ["known lease"]), ("u", [])):
         others = lease(State.CONFIRMED, lease_pool_id="sim-b")
         ledger = Ledger([POOL], [others], [])
+        ledger.deadlines["sim-a"] = at(9)
         apply_command(ledger, unleased(0, lease_id=lease_id), NOW, Sender(name="ann"))
         assert (ledger.refusals, len(ledger.leases_to_add())) == (refusals, 0 if refusals else 1)
+        assert ledger.deadlines == {"sim-a": at(9)}
 
 
 def test_an_unleased_launch_is_released_like_a_lease() -> None:

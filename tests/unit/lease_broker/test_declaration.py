@@ -173,6 +173,8 @@ def test_changes_name_their_fields() -> None:
     assert made.fields["revision"] == (1, 2)
     detail = 'limit: 10 → 12, adaptive: none → {"floor":1,"ceiling":20}, ttl_seconds: 60 → 30.0, owner: none → a'
     assert made.shown() == Change(kind="lease pool", id="p", result="updated", detail=detail)
+    (same,) = compare([after], declaration(after))
+    assert (same.result, same.fields) == ("unchanged", {})
     (new,) = compare([], declaration(after))
     assert new.shown() == Change(kind="lease pool", id="p", result="created", detail="")
 

@@ -12,6 +12,7 @@ from slipway_lease_broker.domain.ledger import Lease, State
 from slipway_lease_broker.domain.reception import (
     DOWNTIME_SECONDS,
     DOWNTIMES_MAX,
+    ENDS_MAX,
     Downtime,
     Reading,
     Receiving,
@@ -93,6 +94,17 @@ def test_a_reader_without_answers_receives_nothing() -> None:
     assert reading.received_until is None
     reading.observe(5.0, 8, 10, 10)
     assert reading.received_until == 4.0
+
+
+def test_a_reader_that_never_keeps_up_remembers_so_many_ends() -> None:
+    """Of the log, the newest: what it reads of those before is received once it has read one of them."""
+    reading = Reading(0.0, 0)
+    for tick in range(1, ENDS_MAX + 2):
+        reading.observe(float(tick), tick, tick, 0)
+    reading.observe(99.0, 0, 99, 1)
+    assert reading.received_until is None
+    reading.observe(99.5, 0, 99, 3)
+    assert reading.received_until == 2.0
 
 
 TIMES = st.lists(st.integers(1, 400), min_size=1, max_size=200)

@@ -123,9 +123,10 @@ def test_a_tenant_is_charged_to_the_token_that_names_it(
 ) -> None:
     ledger = ledger_of()
     ledger.tenants = {("p", name): Tenant(lease_pool_id="p", tenant=name) for name in known}
+    ledger.tenants_by = {("p", "ann"): 3}
     apply_command(ledger, again(tenant=tenant), NOW, Sender(name="ann", **sender))
     assert ledger.tenants_to_save() == [Tenant(lease_pool_id="p", tenant=tenant, owner="ann")] * named
-    assert ledger.tenants_by == ({("p", "ann"): 1} if named else {})
+    assert ledger.tenants_by == {("p", "ann"): 3 + named}
 
 
 @pytest.mark.parametrize(("asks", "holder"), [("h2", "h2"), ("", "h1")])
@@ -151,6 +152,9 @@ def test_a_batch_over_kafka_is_answered_by_events_alone() -> None:
     assert [event.type.split(".")[-2] for event in ledger.events] == ["released", "granted", "queued"]
     new = ledger.requests["p", "new"]
     assert (new.requested_at, new.traceparent, new.waiting_units) == (NOW, "00-1-2-01", 1)
+    over_http = Submission(command=again(request_id="http"), sender=Sender(name="ann"), traceparent="00-3-4-01")
+    record([over_http], ledger, NOW)
+    assert ledger.requests["p", "http"].traceparent == "00-3-4-01"
 
 
 def entry(kind: str, reason: str, **changes: Any) -> Entry:

@@ -276,6 +276,7 @@ def test_a_command_is_refused_for_one_cause_and_changes_nothing(
     subject = outcome.detail.replace("'", "")
     assert any(name in subject for name in ("lease l1", "lease l9", "request r", "pool p"))
     assert kind is not Kind.FENCED or "fencing token 2;" in subject
+    assert kind is not Kind.UNKNOWN_REQUEST or subject == "lease pool p has no request r"
     assert all(name in subject for name in facts.get("fields", []))
     if kind is Kind.REQUEST_IN_USE and ledger.leases:  # its lease is taken over after three quarters of the TTL
         assert "request r is in use by" in outcome.detail
@@ -417,11 +418,12 @@ def test_the_answer_is_what_the_rows_say(
     assert pool.waiting_units == sum(each.waiting_units for each in ledger.requests.values())
 
 
-def test_a_late_release_is_answered_once_with_its_evidence() -> None:
+@pytest.mark.parametrize("remaining", [None, 0, 1])
+def test_a_late_release_is_answered_once_with_its_evidence(remaining: int | None) -> None:
     """Its lease was ended by its hold."""
     ledger = ledger_of(GONE)
     for _ in range(2):
-        assert isinstance(submitted(ledger, release(throttled=True)), Answer)
+        assert isinstance(submitted(ledger, release(throttled=True), remaining=remaining), Answer)
     assert [entry.kind for entry in ledger.history] == ["reported-late", "throttled"]
 
 

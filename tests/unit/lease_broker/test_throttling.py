@@ -64,6 +64,7 @@ def test_at_most_two_reporters_hold_half(held: dict[str, int]) -> None:
     major = [name for name in held if is_major(name, held)]
     assert len(major) <= 2
     assert bool(major) <= (sum(held.values()) > 0)
+    assert not is_major("another", held)
 
 
 @pytest.mark.parametrize(

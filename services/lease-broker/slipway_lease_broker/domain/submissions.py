@@ -226,7 +226,7 @@ def apply(submission: Submission, ledger: Ledger, now: datetime) -> Answer:
     lease = ledger.leases[pool_id, command.lease_id]
     units = lease.units
     if isinstance(command, LeaseReleaseRequested) and submission.remaining is not None:
-        if units <= submission.remaining and (lease.live or submission.remaining):  # repeated
+        if lease.live and units <= submission.remaining:  # repeated
             return Answer(pool=before, now=now, lease=lease)
         command = msgspec.structs.replace(command, units=max(1, units - submission.remaining))
     if lease.live or (isinstance(command, LeaseReleaseRequested) and is_late_evidence(before, lease, command)):
