@@ -145,7 +145,7 @@ def test_a_lapsed_request_that_is_repeated_waits_again(asks: str, holder: str) -
 def test_a_batch_over_kafka_is_answered_by_events_alone() -> None:
     """Those of a command do not replace those of the ones before; its trace goes on."""
     ledger = ledger_of(asked(0), own())
-    commands = [release(units=1), again(), again(request_id="new"), cancel("new")]
+    commands: list[LeaseCommand] = [release(units=1), again(), again(request_id="new"), cancel("new")]
     sender = Sender(name="ann", over_kafka=True)
     batch = [Submission(command=each, sender=sender, answered=False, traceparent="00-1-2-01") for each in commands]
     assert record(batch, ledger, NOW) == []

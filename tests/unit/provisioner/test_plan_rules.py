@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from slipway_api.events.scopes import Key
-from slipway_provisioner.domain import capping, planning
-from slipway_provisioner.domain.accounting import Sample
-from slipway_provisioner.domain.ageing import Life
+from slipway_provisioner.domain import capping
+from slipway_provisioner.domain.accounting import Departures, Sample, gone
+from slipway_provisioner.domain.ageing import Ageing, Life
 from slipway_provisioner.domain.choice import Candidate, choose
 from slipway_provisioner.domain.fairness import Wait
 from slipway_provisioner.domain.headroom import Launch
@@ -41,7 +41,7 @@ from tests.unit.provisioner.test_planning import (
 )
 from tests.unit.provisioner.test_roll_out_plans import config as revision
 
-WITHOUT_CALCULATOR: Final = {"calculator_unavailable_seconds": 0.5}
+WITHOUT_CALCULATOR: Final[dict[str, Any]] = {"calculator_unavailable_seconds": 0.5}
 IMAGE: Final = Shared(key=Key("image", "i"), stage="boot", window=64)
 EARLY: Final = at_maximum_age("early", age_seconds=59.99)  # not at the maximum itself, so that it waits for room
 DRAINING: Final = config("d", state="draining")
@@ -378,7 +378,7 @@ TASK: Final = "stops a worker that has a task for its age"
 
 
 def ending(*workers: str) -> Plan:
-    steps = planning.Ageing(stop=workers[:1], drain=workers[1:])
+    steps = Ageing(stop=workers[:1], drain=workers[1:])
     return msgspec.structs.replace(made(), ageing=steps)
 
 
@@ -446,8 +446,8 @@ def test_the_check_finds_what_no_plan_may_do(given: Observed, broken: Plan, prob
 def test_a_sample_has_no_more_ends_than_tasks() -> None:
     """Tasks that ended at its very time were claimed or pending in it, and no others."""
     sample = Sample(source="q", pending=2, claimed=1, age_seconds=60.0)
-    departures = [planning.accounting.Departures(source="q", worker_id="w", task_slots=9, after=1, at_sample=9)]
-    assert planning.accounting.gone([sample], departures) == {"q": 3}
+    departures = [Departures(source="q", worker_id="w", task_slots=9, after=1, at_sample=9)]
+    assert gone([sample], departures) == {"q": 3}
     few = departures[0].within(3)
     assert (few.before, few.at_sample, few.after) == (0, 3, 0)
     assert msgspec.structs.replace(departures[0], before=2).within(3).at_sample == 1
