@@ -348,6 +348,17 @@ async def test_every_owner(service: str, postgres: EmbeddedPostgres, tmp_path: P
     assert wrong == []
 
 
+@pytest.mark.parametrize("service", TABLE)
+async def test_no_route_is_found_by_a_redirect(service: str) -> None:
+    """A slash too many is refused as any unknown path is, so that a caller without a token learns of no route."""
+    transport, found = httpx2.ASGITransport(app=apps()[service]), set[tuple[int, str]]()
+    async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+        for method, path in TABLE[service]:
+            answer = await client.request(method, f"{filled(path, '1')}/")
+            found.add((answer.status_code, answer.headers.get("location", "")))
+    assert found <= {(404, ""), (400, "")}
+
+
 @pytest.mark.parametrize("service", sorted(TABLE.keys() - {"simulator", "monitor"}))
 def test_the_api_document_tells_the_access(service: str) -> None:
     """Scopes are alternatives in the OpenAPI document; what needs no token says so."""

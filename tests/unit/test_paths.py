@@ -77,9 +77,14 @@ async def test_each_id_of_a_path_is_decoded(client: httpx2.AsyncClient) -> None:
     assert (await client.get("/pools/a%2Ftasks%2Fb/tasks/c%2Fd")).json() == ["a/tasks/b", "c/d"]
 
 
-@pytest.mark.parametrize("sent", ["a/b", "a/", "a%2F/b", "", "%2F/tasks"])
-async def test_slashes_as_such_divide_the_path(client: httpx2.AsyncClient, sent: str) -> None:
-    assert (await client.get(f"/pools/{sent}")).status_code in (307, 404)
+@pytest.mark.parametrize("sent", ["a/b", "a/", "a//", "a%2F/b", "", "%2F/tasks", "a/demand/"])
+@pytest.mark.parametrize("token", ["known", "unknown"])
+async def test_slashes_as_such_divide_the_path(client: httpx2.AsyncClient, sent: str, token: str) -> None:
+    """One at the end is redirected to no route, so that a caller without a token learns of none."""
+    headers = {"Authorization": "Bearer stranger"} if token == "unknown" else {}
+    answer = await client.get(f"/pools/{sent}", headers=headers)
+    assert (answer.status_code, answer.json()["type"]) == (404, "urn:slipway:problem:not-found")
+    assert answer.json()["detail"].startswith("no such route; a path has no slash at its end,")
 
 
 async def test_a_scope_names_the_decoded_id(client: httpx2.AsyncClient) -> None:

@@ -17,8 +17,9 @@ from slipway_common.base.ids import hash_secret
 from slipway_common.observability.metrics import counter
 from slipway_common.web import openapi, problem
 from slipway_common.web.access import Needs
-from slipway_common.web.answers import Accepted, Answer, stored
+from slipway_common.web.answers import Accepted, Answer, Tagged, stored
 from slipway_common.web.bodies import Body, Report
+from slipway_common.web.conditional import Conditional
 from slipway_common.web.limits import CallerLimits
 from slipway_common.web.router import Router
 from slipway_common.web.tokens import Tokens
@@ -77,9 +78,15 @@ def _app(tokens: Tokens) -> FastAPI:
         """List the things."""
         return Answer(stored([b'{"name": "a"}'], Done))
 
+    @router.get("/{name}")
+    async def get_thing(name: str, by: writer) -> Tagged[Done]:
+        """Show a thing."""
+        return Tagged(Done(name=name), "v1")
+
     app = FastAPI()
     app.state.tokens, app.state.limits = tokens, CallerLimits(1.0)
     problem.install(app)
+    app.add_middleware(Conditional)
     app.include_router(router)
     return app
 
@@ -149,7 +156,23 @@ async def test_a_method_that_a_path_lacks(client: httpx2.AsyncClient) -> None:
     """The refusal names those that it has (RFC 9110 §15.5.6), of all of its routes."""
     answer = await client.delete("/things")
     assert (answer.status_code, answer.json()["type"]) == (405, "urn:slipway:problem:method-not-allowed")
-    assert answer.headers["allow"] == "GET, POST"
+    assert answer.headers["allow"] == "GET, HEAD, POST"
+    assert (await client.head("/things")).status_code == 200
+    assert (await client.put("/things/told")).headers["allow"] == "GET, HEAD, POST"
+    assert (await client.put("/things/told/x")).status_code == 404
+
+
+async def test_what_its_caller_has_is_not_sent_again(app: FastAPI, client: httpx2.AsyncClient) -> None:
+    """But for an answer with a tag of its own, which is that of a part of it. The document says which ones they are."""
+    for path, place, expected in (("/things", "/things", 304), ("/things/a", "/things/{name}", 200)):
+        known = (await client.get(path)).headers["etag"]
+        again = await client.get(path, headers={"If-None-Match": known})
+        assert (again.status_code, again.headers["etag"]) == (expected, known)
+        documented = openapi.document(app)["paths"][place]["get"]
+        named = [parameter["name"] for parameter in documented["parameters"]]
+        assert ("304" in documented["responses"], "If-None-Match" in named) == (expected == 304, expected == 304), path
+        assert ("headers" in documented["responses"]["200"]) is (expected == 200)
+    assert known == '"v1"'
 
 
 async def test_the_status_of_an_answer_is_that_of_its_type(client: httpx2.AsyncClient) -> None:

@@ -5,7 +5,7 @@ The value is encoded once, by msgspec, and not validated: the type checker has c
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar, Union, cast, get_args, get_origin
 
@@ -25,6 +25,14 @@ class Answer(Response, Generic[T]):
 
     def __init__(self, value: T, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(ENCODE(value), self.status, headers)
+
+
+class Tagged(Answer[T]):
+    """Answer 200 with the tag of what was declared, for `If-Match`. It is sent in full whatever tag the caller has,
+    since the value has parts that change under the same tag."""
+
+    def __init__(self, value: T, tag: str) -> None:
+        super().__init__(value, {"ETag": f'"{tag}"'})
 
 
 class Accepted(Answer[T]):
@@ -67,9 +75,20 @@ def declared_answers(endpoint: Callable[..., Any]) -> dict[int, Any] | Untyped |
     if get_origin(annotation) is Annotated:
         return next((mark for mark in get_args(annotation) if isinstance(mark, Untyped)), None)
     found: dict[int, Any] = {}
-    for part in get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,):
-        kind = get_origin(part) or part
+    for kind, type_ in _answers(annotation):
         if not isinstance(kind, type) or not issubclass(kind, Answer | NoContent):
             return None
-        found[kind.status] = next(iter(get_args(part)), None)
+        found[kind.status] = type_
     return found
+
+
+def is_tagged(endpoint: Callable[..., Any]) -> bool:
+    """True if a route declares an answer that has a tag of its own."""
+    annotation = inspect.signature(endpoint, eval_str=True).return_annotation
+    return any(kind is Tagged for kind, _ in _answers(annotation))
+
+
+def _answers(annotation: Any) -> Iterator[tuple[Any, Any]]:
+    """Class and type of each answer of what a route returns."""
+    for part in get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,):
+        yield get_origin(part) or part, next(iter(get_args(part)), None)

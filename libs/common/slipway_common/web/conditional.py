@@ -9,8 +9,8 @@ TAG_BYTES: Final = 16
 
 class Conditional:
     """Middleware that answers HEAD as GET, whose body the server leaves out, and tags JSON answers to GET. A caller
-    whose If-None-Match names the tag gets 304 without a body. Answers that have a tag of their own keep it, and are
-    always sent: that of a pool is the tag of its declaration, and says nothing about its workers and its pauses."""
+    whose If-None-Match names the tag gets 304 without a body. Answers that have a tag of their own (`Tagged`) are
+    always sent."""
 
     def __init__(self, app: Any) -> None:
         self.app = app

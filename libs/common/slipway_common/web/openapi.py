@@ -50,6 +50,7 @@ IF_NONE_MATCH: Final = {
     "description": "Tag of an answer that the caller has: `ETag` of an answer before.",
     "schema": {"type": "string"},
 }
+ETAG: Final = {"description": "Tag of the declaration, for `If-Match`.", "schema": {"type": "string"}}
 OF_FASTAPI: Final = ("HTTPValidationError", "ValidationError")
 
 
@@ -94,9 +95,13 @@ def document(app: FastAPI) -> dict[str, Any]:
         for method, operation in operations.items():
             operation["security"] = list(security[method, path])
             operation["summary"] = summary(operation.get("description", ""))
-            _document_types(operation, routes[method, path], types)
+            route = routes[method, path]
+            _document_types(operation, route, types)
             _document_answers(operation)
-            if method == "get" and MEDIA_TYPES["json"] in operation["responses"].get("200", {}).get("content", {}):
+            answer = operation["responses"].get("200", {})
+            if route.tagged:
+                answer["headers"] = {"ETag": ETAG}
+            elif method == "get" and MEDIA_TYPES["json"] in answer.get("content", {}):
                 operation["responses"]["304"] = NOT_MODIFIED
                 operation.setdefault("parameters", []).append(IF_NONE_MATCH)
             for content in operation.get("requestBody", {}).get("content", {}).values():

@@ -21,9 +21,10 @@ from slipway_common.observability.telemetry import logger
 LOG = logger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
 BODY_BYTES_MAX: Final = 1_000_000
-# Raised for text that JSON allows but no column can store.
+NO_ROUTE: Final = "no such route; a path has no slash at its end, and an id in it is percent-encoded: write %2F for /"
 BY_VALIDATOR: Final = "Value error, "
 """What pydantic writes before the message of a validator."""
+# Raised for text that JSON allows but no column can store.
 UNSTORABLE: Final = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
 
 
@@ -90,15 +91,19 @@ def _too_large(maximum: int) -> Response:
 
 
 def _allowed(request: Request) -> set[str]:
-    """Methods of the path of a request, by all of its routes: the error has those of the first one alone."""
+    """Methods of the path of a request, by all of its routes: the error has those of the first one alone. HEAD is
+    answered as GET is."""
     path = request.scope["path"]
     routes = iter_route_contexts(request.app.routes)
-    return {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
+    found = {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
+    return found | {"HEAD"} if "GET" in found else found
 
 
 def install(app: FastAPI) -> None:
-    """Install handlers that return every error of the app as a problem."""
+    """Install handlers that return every error of the app as a problem, also a slash too many at the end of a path: a
+    redirect would tell callers without a token which routes there are."""
     app.add_middleware(BodyLimit)
+    app.router.redirect_slashes = False
 
     @app.exception_handler(Problem)
     async def _(_: Request, problem: Problem) -> Response:
@@ -107,7 +112,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _(request: Request, error: HTTPException) -> Response:
         slug = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "http")
-        hint = "no such route; an id in a path is percent-encoded: write %2F for /" if error.status_code == 404 else ""
+        hint = NO_ROUTE if error.status_code == 404 else ""
         refusal = answer(Problem(error.status_code, slug, str(error.detail), hint))
         if error.status_code == 405:
             refusal.headers["Allow"] = ", ".join(sorted(_allowed(request)))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 
-from slipway_common.web.answers import Untyped, declared_answers
+from slipway_common.web.answers import Untyped, declared_answers, is_tagged
 from slipway_common.web.bodies import declared_body, with_body
 
 
@@ -29,6 +29,8 @@ class TypedRoute(NamedTuple):
     path: str
     endpoint: Callable[..., Any]
     answers: dict[int, Any] | Untyped | None
+    tagged: bool
+    """True if its answer 200 has a tag of its own."""
     body: type[Any] | None
     shown: bool
     """False for a route that the OpenAPI document leaves out."""
@@ -58,6 +60,7 @@ def typed_routes(app: FastAPI) -> Iterator[TypedRoute]:
                     str(route.path_format),
                     original.endpoint,
                     answers,
+                    is_tagged(original.endpoint),
                     body.type if body is not None else None,
                     original.include_in_schema,
                 )

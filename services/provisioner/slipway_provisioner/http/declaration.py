@@ -28,7 +28,7 @@ from slipway_common.declaration.parsing import parse_owner
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
 from slipway_common.web import openapi, pages
 from slipway_common.web.access import READ, READ_SETTINGS, Caller, NeedsCaller, Reader
-from slipway_common.web.answers import Answer
+from slipway_common.web.answers import Answer, Tagged
 from slipway_common.web.bodies import Body
 from slipway_common.web.declaring import changed_meanwhile, refusing
 from slipway_common.web.problem import Problem
@@ -186,7 +186,7 @@ async def get_declaration(
 
 
 @router.get("/pools/{pool_id:id}")
-async def get_pool(pool_id: Name, reader: Reader, db: DatabaseDep) -> Answer[PoolDetails]:
+async def get_pool(pool_id: Name, reader: Reader, db: DatabaseDep) -> Tagged[PoolDetails]:
     """Show a pool with what was declared (`declared`, which is null unless the token has the scope read:settings, and
     `owner`). The ETag is the digest of it."""
     found = await summaries.pools(db, pool_id)
@@ -195,7 +195,7 @@ async def get_pool(pool_id: Name, reader: Reader, db: DatabaseDep) -> Answer[Poo
         raise no_pool(pool_id)
     spec = stored["spec"] if reader.may("read:settings") else None
     details = PoolDetails(**msgspec.structs.asdict(found[0]), declared=spec, owner=stored["owner"])
-    return Answer(details, {"ETag": f'"{stored["spec_digest"]}"'})
+    return Tagged(details, stored["spec_digest"])
 
 
 @router.put("/pools/{pool_id:id}", openapi_extra=POOL_BODY)
@@ -207,7 +207,7 @@ async def put_pool(
     how: Annotated[RollOut, Depends()],
     edit: Annotated[Edit, Depends()],
     owner: Annotated[str | None, Query(pattern="^[!-~]{0,200}$")] = None,
-) -> Answer[DeclarationResult]:
+) -> Tagged[DeclarationResult]:
     """Declare one worker pool, and nothing else. Keeps its owner unless `owner` is given; a new pool has none.
 
     `If-Match: "DIGEST"` refuses with 412 unless the stored pool has this ETag, `If-None-Match: *` if there is one.
@@ -233,7 +233,7 @@ async def put_pool(
             )
     given = declared.pools.get(pool_id)
     digest = given.digest if given is not None else index.pools[pool_id].digest
-    return Answer(_result(request, applied), {"ETag": f'"{digest}"'})
+    return Tagged(_result(request, applied), digest)
 
 
 @router.get("/pools/{pool_id:id}/history")
@@ -282,7 +282,7 @@ async def preview_rollback(pool_id: Name, request: Request, db: DatabaseDep) -> 
 @router.post("/pools/{pool_id:id}/rollback")
 async def roll_back(
     pool_id: Name, body: Body[RollbackRequest], request: Request, caller: Declarer, db: DatabaseDep
-) -> Answer[DeclarationResult]:
+) -> Tagged[DeclarationResult]:
     """Declare the launch configs of a pool as in an entry of its history. Answers like PUT /pools, with `to_revision`
     and the `revisions` that are current then (name → revision and image).
 
@@ -306,7 +306,7 @@ async def roll_back(
             done = await rollback.roll_back(connection, pool_id, wanted, change, request.app.state.providers)
     revisions = {name: RevisionInForce(**revision) for name, revision in done.revisions.items()}
     result = _result(request, done.applied, to_revision=done.to_revision, revisions=revisions)
-    return Answer(result, {"ETag": f'"{done.digest}"'})
+    return Tagged(result, done.digest)
 
 
 def _check_owners(declared: Declared, asked: domain.Request) -> None:

@@ -26,6 +26,7 @@ REFUSED: Final = {
 
 
 def install(app: FastAPI) -> None:
+    app.router.redirect_slashes = False
     app.add_exception_handler(RequestValidationError, _invalid)
     for kind in (BadFault, BadTrace, msgspec.ValidationError, msgspec.DecodeError, *UNRECORDABLE):
         app.add_exception_handler(kind, _invalid)
