@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -14,11 +15,13 @@ from tests.support.recorded import (
     AT,
     CONFIG,
     CONFIG_ID,
+    DECISION,
     ID,
     LEASE_POOL,
     NOWHERE,
     POOL,
     RECORDED,
+    REFUSALS,
     TWIN,
     environment,
     served,
@@ -105,6 +108,41 @@ def test_without_the_lease_broker_everything_else_is_explained(url: str) -> None
     first, _, *problems = unknown.stderr.splitlines()
     assert first == "There is nothing named 'sim-b' in what could be searched."
     assert len(problems) == 1
+
+
+UNREAD: Final = [
+    ("linux", "launch-stops", "launch stops"),
+    ("linux", "demand", "its sources of demand"),
+    ("linux", "accounts", "its accounts"),
+    ("linux", "pools/linux/decisions", "the last decision of pool linux"),
+    ("zone-a", "launch-stops", "launch stops"),
+    ("linux", "pools/linux/rollback", "what a rollback changes"),
+    ("linux-1", "console-outputs", "console output"),
+    (ID, f"decisions/{DECISION}", "its decision"),
+    (ID, "console-outputs", "console output"),
+    (LEASE, f"leases/{LEASE}/history", "its history"),
+]
+
+
+@pytest.mark.parametrize(("subject", "place", "what"), UNREAD)
+def test_all_is_explained_but_for_what_cannot_be_read(
+    url: str, monkeypatch: pytest.MonkeyPatch, subject: str, place: str, what: str
+) -> None:
+    """The thing itself is enough for an explanation, which says what it lacks."""
+    booting = {"registered_at": None, "state": "starting", "launched_at": AT}
+    monkeypatch.setitem(ANSWERS, f"workers/{ID}", ANSWERS[f"workers/{ID}"] | booting)
+    if "rollback" in place:
+        tripped = {"health_state": "tripped", "tripped_stage": "boot", "tripped_by": "image", "reason": "3 lost"}
+        monkeypatch.setitem(ANSWERS, "launch-configs", {"items": [CONFIG | tripped]})
+    before = slipway("why", subject, url=url)
+    assert (before.exit_code, "Could not read" in before.stdout) == (0, False), before.output
+    monkeypatch.setitem(REFUSALS, place.partition("/")[0], "unavailable")
+    monkeypatch.delitem(ANSWERS, place)
+    answer = slipway("why", subject, "-o", "json", url=url)
+    assert answer.exit_code == 0, answer.output
+    *sentences, last = json.loads(answer.stdout)["sentences"]
+    assert last == f"Could not read {what}: No such thing: {place}."
+    assert sentences[0] == before.stdout.splitlines()[0]
 
 
 def test_the_queue_is_that_of_the_account_s_lease_pool(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

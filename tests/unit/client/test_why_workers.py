@@ -244,6 +244,6 @@ def test_worker_that_is_a_probe_of_a_decision_that_is_gone() -> None:
     assert explained.cause == "requested, waits for admission to its account"
     assert list(explained.details) == [
         PLACE,
-        "Requested at 14:28:20; the decision is no longer kept.",
+        f"Requested at 14:28:20 (decision {WORKER['decision_id']}).",
         "It is probe 4 of a tripped launch config.",
     ]

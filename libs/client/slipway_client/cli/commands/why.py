@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
+import msgspec
 import typer
 
 from slipway_api.http.lease_broker import Lease, LeaseDecision
@@ -108,12 +109,14 @@ def explanation(api: Api, subject: str, kind: Kind | None) -> "Explanation":
 
 
 class _Search:
-    """The things that have one id, and their explanations. `problems` are services that could not be searched."""
+    """The things that have one id, and their explanations. `problems` are services that could not be searched,
+    `unread` says which parts of an explanation could not be read."""
 
     def __init__(self, api: Api, subject: str) -> None:
         self.api = api
         self.subject = subject
         self.problems: list[str] = []
+        self.unread: list[str] = []
         self.broker = ""  # its error if it is unavailable
         self.configs = self._configs()
         images = {config.image_revision for config in self.configs}
@@ -125,8 +128,9 @@ class _Search:
         return [kind for kind, (holds, _) in self._ways().items() if wanted in (None, kind) and holds()]
 
     def explained(self, kind: Kind) -> "Explanation":
-        """Explanation of what is of this kind."""
-        return self._ways()[kind][1]()
+        """Explanation of what is of this kind, by all that can be read."""
+        explained = self._ways()[kind][1]()
+        return msgspec.structs.replace(explained, details=[*explained.details, *self.unread])
 
     def _ways(self) -> "Mapping[Kind, tuple[Callable[[], bool], Callable[[], Explanation]]]":
         """By kind: if there is such a thing, and its explanation."""
@@ -142,15 +146,18 @@ class _Search:
     def pool(self) -> "Explanation":
         from slipway_client.view.why.pools import of_pool
 
-        decisions = self.api.items(Decision, "provisioner", path("pools", self.subject, "decisions"), limit=DECISIONS)
         configs = [config for config in self.configs if config.pool_id == self.subject]
+
+        def sources() -> list[DemandSource]:
+            return self.api.items(DemandSource, "provisioner", "/demand", pool=self.subject)
+
         return of_pool(
             self.api.get(PoolDetails, "provisioner", path("pools", self.subject)),
-            decisions,
+            self._newest(self.subject),
             configs,
             self._launch_stops(),
             self.lease_pools,
-            sources=self.api.items(DemandSource, "provisioner", "/demand", pool=self.subject),
+            sources=self._part("its sources of demand", sources) or [],
             calculator=_calculator(self.api),
             broker=self.broker,
             rollback=self._rollback(self.subject, configs),
@@ -204,8 +211,9 @@ class _Search:
         from slipway_client.view.why.leases import of_lease
 
         lease = self.api.get(Lease, "lease-broker", path("leases", self.subject))
-        history = self.api.items(LeaseDecision, "lease-broker", path("leases", self.subject, "history"))
-        return of_lease(lease, history, now=now())
+        place = path("leases", self.subject, "history")
+        history = self._part("its history", lambda: self.api.items(LeaseDecision, "lease-broker", place))
+        return of_lease(lease, history or [], now=now())
 
     def worker(self) -> "Explanation":
         from slipway_client.view.why.workers import of_worker
@@ -217,8 +225,17 @@ class _Search:
         is_silent = worker.launched_at and not worker.registered_at
         consoles = self._consoles(worker.image_revision) if is_silent else []
         place = path("decisions", worker.decision_id)
-        decision = _unless("unknown-decision", lambda: self.api.get(Decision, "provisioner", place))
+        decision = self._part("its decision", lambda: self.api.get(Decision, "provisioner", place))
         return of_worker(worker, decision, lease_pool, config=config, consoles=consoles, now=now())
+
+    def _part(self, what: str, read: Callable[[], T]) -> T | None:
+        """A part of an explanation; None if it cannot be read, which the explanation says."""
+        try:
+            return read()
+        except Failed as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            self.unread.append(f"Could not read {what}: {reason}.")
+            return None
 
     def _rollback(self, pool_id: str, configs: Sequence[LaunchConfig]) -> RollbackPreview | None:
         """Preview of a rollback of a pool, if one of the launch configs is tripped."""
@@ -226,24 +243,37 @@ class _Search:
 
         if not any(map(is_tripped, configs)):
             return None
-        return self.api.get(RollbackPreview, "provisioner", path("pools", pool_id, "rollback"))
+        place = path("pools", pool_id, "rollback")
+        return self._part("what a rollback changes", lambda: self.api.get(RollbackPreview, "provisioner", place))
 
     def _newest(self, pool_id: str) -> list[Decision]:
         """The newest decision of a pool; none of one that was deleted."""
         place = path("pools", pool_id, "decisions")
-        return _unless("unknown-pool", lambda: self.api.items(Decision, "provisioner", place, limit=1)) or []
+
+        def read() -> list[Decision] | None:
+            return _unless("unknown-pool", lambda: self.api.items(Decision, "provisioner", place, limit=DECISIONS))
+
+        return self._part(f"the last decision of pool {pool_id}", read) or []
 
     def _accounts(self, configs: Sequence[LaunchConfig]) -> list[AccountDetails]:
         """Accounts of launch configs that throttle calls, or in which the last check found problems, with its
         findings."""
         used = {config.account_id for config in configs}
-        rows = self.api.items(Account, "provisioner", "/accounts")
-        bad = [row.id for row in rows if row.id in used and (row.problems or row.throttled)]
-        return [self.api.get(AccountDetails, "provisioner", path("accounts", id_)) for id_ in bad[:ACCOUNTS_MAX]]
+
+        def read() -> list[AccountDetails]:
+            rows = self.api.items(Account, "provisioner", "/accounts")
+            bad = [row.id for row in rows if row.id in used and (row.problems or row.throttled)]
+            return [self.api.get(AccountDetails, "provisioner", path("accounts", id_)) for id_ in bad[:ACCOUNTS_MAX]]
+
+        return self._part("its accounts", read) or []
 
     def _consoles(self, image_revision: str) -> list[ConsoleOutput]:
         """Console output of a machine of an image that never registered."""
-        return self.api.items(ConsoleOutput, "provisioner", "/console-outputs", image=image_revision)
+
+        def read() -> list[ConsoleOutput]:
+            return self.api.items(ConsoleOutput, "provisioner", "/console-outputs", image=image_revision)
+
+        return self._part("console output", read) or []
 
     def _is_pool(self) -> bool:
         return any(pool.id == self.subject for pool in self.api.items(Pool, "provisioner", "/pools"))
@@ -279,7 +309,7 @@ class _Search:
         return _unless(unknown, lambda: self.api.get(object, "provisioner", place)) is not None
 
     def _launch_stops(self) -> list[LaunchStop]:
-        return self.api.items(LaunchStop, "provisioner", "/launch-stops")
+        return self._part("launch stops", lambda: self.api.items(LaunchStop, "provisioner", "/launch-stops")) or []
 
     def _configs(self) -> list[LaunchConfig]:
         """Empty when the provisioner is unavailable: leases and lease pools can still be explained."""

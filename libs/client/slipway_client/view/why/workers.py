@@ -30,7 +30,7 @@ def of_worker(
 ) -> Explanation:
     """Explain a worker: its state, then its decision, admission, call, boot, tasks and end.
 
-    `decision` is None when it is no longer kept; `lease_pool` is that of the worker's account, `config` its launch
+    `decision` is None if it could not be read; `lease_pool` is that of the worker's account, `config` its launch
     config's revision, None when unknown. `consoles` are what machines of its image have printed that never registered.
     """
     details = [
@@ -133,7 +133,7 @@ def _terminate(worker: WorkerDetails) -> str:
 def _decided(worker: WorkerDetails, decision: Decision | None, now: datetime) -> Iterator[str]:
     requested = f"Requested at {moments.clock(worker.requested_at, now)}"
     if decision is None:
-        yield f"{requested}; the decision is no longer kept."
+        yield f"{requested} (decision {worker.decision_id})."
     elif (details := decision.details).tasks is UNSET:
         yield f"{requested}; {decision.reason} (decision {decision.id})."
     else:
