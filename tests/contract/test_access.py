@@ -348,6 +348,30 @@ async def test_every_owner(service: str, postgres: EmbeddedPostgres, tmp_path: P
     assert wrong == []
 
 
+@pytest.mark.parametrize("service", WORLDS)
+async def test_a_parameter_that_a_route_lacks(service: str, postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    """Each route refuses it, once the caller may reach the route at all."""
+    found, needed = (
+        dict[Route, str](),
+        {("GET", "/providers/{provider}/classify"): "code=c&", ("GET", "/slots"): "pool=1&"},
+    )
+    async with WORLDS[service](postgres, tmp_path) as given:
+        secrets = write_tokens(tmp_path / "admin.yaml", [Held("admin")])
+        given.app.state.tokens = Tokens(tmp_path / "admin.yaml")
+        transport = httpx2.ASGITransport(app=given.app, raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+            for (method, path), access in TABLE[service].items():
+                url = f"{filled(path, '1')}?{needed.get((method, path), '')}invented=1"
+                secret = new_worker_token() if access == WORKER else secrets[Held("admin")]
+                given.app.state.limits = CallerLimits(1.0)
+                if access != OPEN:
+                    refused = await client.request(method, url)
+                    assert refused.status_code == 401, (method, path)
+                answer = await client.request(method, url, headers={"Authorization": f"Bearer {secret}"})
+                found[method, path] = answer.json()["errors"][0]["where"] if answer.status_code == 422 else answer.text
+    assert found == dict.fromkeys(TABLE[service], "query/invented")
+
+
 @pytest.mark.parametrize("service", TABLE)
 async def test_no_route_is_found_by_a_redirect(service: str) -> None:
     """A slash too many is refused as any unknown path is, so that a caller without a token learns of no route."""

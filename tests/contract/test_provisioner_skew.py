@@ -101,6 +101,21 @@ def test_no_answer_is_closed() -> None:
     assert closed == set()
 
 
+def test_reports_have_no_parameters() -> None:
+    """What a later worker, holder or monitor tells is a field, which is ignored; a parameter would be refused."""
+    reports, parameters = set[str](), set[str]()
+    for name, app in apps().items():
+        paths = app.openapi()["paths"]
+        for route in typed_routes(app):
+            if route.body is not None and not route.body.__struct_config__.forbid_unknown_fields:
+                place = f"{name} {route.method} {route.path}"
+                given = paths[route.path][route.method.lower()].get("parameters", ())
+                reports.add(place)
+                parameters |= {f"{place}: {each['name']}" for each in given if each["in"] == "query"}
+    assert {"provisioner POST /workers/{worker_id}/claimed", "lease-broker POST /leases/{lease_id}/renew"} <= reports
+    assert parameters == set()
+
+
 @pytest.fixture
 def newer_service(answers: dict[str, bytes]) -> Iterator[str]:
     """URL of a provisioner that is newer than the command."""

@@ -74,6 +74,17 @@ async def test_reports_of_a_later_holder(world: World, what: str) -> None:
     assert unknown._value.get() == before + 1
 
 
+async def test_parameters_of_a_later_caller(world: World) -> None:
+    """An ignored one could change what is asked for, too: here a preview would cancel the request."""
+    for request_id in ("held", "next"):
+        await world.replica.acquire(request_id, units=2)
+    before = await world.rows()
+    answer = await world.replica.call("DELETE", "/lease-pools/sim-a/requests/next?preview=true")
+    refused = "query/preview: unknown parameter; leave it out; known: holder"
+    assert (answer.status_code, answer.json()["detail"]) == (422, refused)
+    assert await world.rows() == before
+
+
 async def test_requests_of_a_later_caller(world: World) -> None:
     """An ignored field could change what is asked for. The refusal says which fields this version has."""
     before = await world.rows()

@@ -30,6 +30,7 @@ from slipway_api.http.service import AuditEntry, ListedAlert, ServiceStatus
 from slipway_common.base.clock import utc_now
 from slipway_common.web import problem
 from slipway_common.web.problem import Problem
+from tests.support.known_parameters import KnownParameters
 from tests.support.recording import AT, CONFIG_ID, DECISION, FILE, ID, LEASE, TWIN
 from tests.support.serving import Server
 
@@ -362,7 +363,7 @@ def served() -> Iterator[tuple[Services, str]]:
 @contextlib.contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
     """The URL of an application that is served from a thread of its own."""
-    config = uvicorn.Config(app, port=0, log_level="warning")
+    config = uvicorn.Config(KnownParameters(app), port=0, log_level="warning")
     server = Server(config)
     socket = config.bind_socket()
     socket.listen()  # requests wait until the thread has started

@@ -21,7 +21,7 @@ def test_an_apply_shows_what_it_replaces(services: Services, url: str, output: s
     services.replaced = CONFIG | {"id": "zone-a@8b1d00", "image_revision": "linux-2", "proven": False}
     made = slipway("apply", EXAMPLE, "--replace", "rolling", "-o", output, url=url)
     assert made.exit_code == 0
-    assert {"name": CONFIG["name"], "limit": "1000"} in services.queries  # other launch configs are not read
+    assert {"name": CONFIG["name"]} in services.queries  # other launch configs are not read
     if output == "json":
         (config,) = [change for change in json.loads(made.stdout) if change["kind"] == "launch config"]
         (old,) = config["replacement"]["replaces"]

@@ -106,7 +106,9 @@ def configs(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 def sources(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Complete a source of demand of the pool given before."""
     pool = context.params.get("pool") or ""
-    complete = _completion("provisioner", "/demand", lambda row: row.state, lambda row: [row.source], pool=pool)
+    complete = _completion(
+        "provisioner", "/demand", lambda row: row.state, lambda row: [row.source], limit=PAGE_ITEMS, pool=pool
+    )
     return complete(context, incomplete)
 
 
@@ -134,6 +136,7 @@ def _completion(
     path: str,
     about: Callable[[_Listed], str],
     ids: Callable[[_Listed], list[str]] = lambda row: row.ids,
+    limit: int | None = None,
     **parameters: Parameter,
 ) -> Complete:
     def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -142,7 +145,7 @@ def _completion(
         try:
             token = given.get("token") or token_of(os.environ)
             api = Api(urls, token, timeout_seconds=COMPLETION_SECONDS)
-            rows = api.items(_Listed, service, path, limit=PAGE_ITEMS, **parameters)
+            rows = api.items(_Listed, service, path, limit=limit, **parameters)
             return list({id_: about(row) for row in reversed(rows) for id_ in ids(row)}.items())[::-1]
         except (Failed, ValueError):
             return []
@@ -157,7 +160,7 @@ def _url(service: str) -> str:
 pools: Final = _completion("provisioner", "/pools", lambda row: f"{row.serving} serving")
 revisions: Final = _completion("provisioner", "/launch-configs", lambda row: f"{row.pool_id}, {row.state}")
 """Names and revisions of launch configs."""
-workers: Final = _completion("provisioner", "/workers", lambda row: f"{row.pool_id}, {row.state}")
+workers: Final = _completion("provisioner", "/workers", lambda row: f"{row.pool_id}, {row.state}", limit=PAGE_ITEMS)
 accounts: Final = _completion("provisioner", "/accounts", lambda row: f"{row.provider}, {row.serving} serving")
 lease_pools: Final = _completion("lease-broker", "/lease-pools", lambda row: f"{row.held} of {row.limit} held")
 

@@ -167,7 +167,8 @@ class Api:
     def items(
         self, type_: type[T], service: str, path: str, *, limit: int | None = None, **parameters: Parameter
     ) -> list[T]:
-        """Items of a list, at most `limit` of them, from as many pages as that takes."""
+        """Items of a list, at most `limit` of them, from as many pages as that takes. A list that is always answered
+        whole, such as that of pools, has no limit."""
         return [row.value for row in self.rows(type_, service, path, limit=limit, **parameters)]
 
     def rows(
@@ -177,7 +178,8 @@ class Api:
         found: list[Decoded[T]] = []
         cursor = None
         while limit is None or len(found) < limit:
-            wanted = PAGE_ITEMS if limit is None else min(PAGE_ITEMS, limit - len(found))
+            most = PAGE_ITEMS if limit is None else min(PAGE_ITEMS, limit - len(found))
+            wanted = None if limit is None and cursor is None else most  # only a list with a next page has a limit
             answer = self._answer("GET", service, path, {**parameters, "limit": wanted, "cursor": cursor})
             page = _decoded(answer, _Listed)
             found += [Decoded(_decoded(answer, type_, item), item) for item in page.items]

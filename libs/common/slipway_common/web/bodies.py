@@ -28,9 +28,9 @@ from msgspec.inspect import (
 )
 
 from slipway_api.events.decoding import EventDecoder
-from slipway_api.problems import InvalidPart
 from slipway_common.observability.metrics import counter
-from slipway_common.web.problem import Problem
+from slipway_common.web.parameters import check_parameters
+from slipway_common.web.problem import Problem, invalid_part
 
 T = TypeVar("T")
 UNKNOWN: Final = counter("slipway_unknown_fields_total")
@@ -129,14 +129,12 @@ def invalid(error: str, type_: type[Any]) -> Problem:
         reason = f"must be {expected[1]}" + (f", not {expected[2]}" if expected[2] else "")
     reason = LENGTH.sub(lambda found: f"a text of {BOUNDS[found[1]]} {found[2]} characters", reason)
     reason = reason.replace(NO_TIME, "must be `datetime`").replace("`datetime`", TIMESTAMP)
-    where, reason = "/".join(("body", *path)), reason.replace("`", "")
-    errors = [InvalidPart(where=where, reason=reason)]
-    return Problem(422, "invalid-request", "The request is not valid", f"{where}: {reason}", errors=errors)
+    return invalid_part("/".join(("body", *path)), reason.replace("`", ""))
 
 
-def with_body(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """The endpoint of a route, which is called with its decoded body after all that it depends on. Raises TypeError for
-    a second body."""
+def with_request(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """The endpoint of a route, which is called with its decoded body after all that it depends on, and with the query
+    parameters that it declares alone. Raises TypeError for a second body."""
     signature = inspect.signature(endpoint, eval_str=True)
     body, own_request, others = None, None, []
     for name, parameter in signature.parameters.items():
@@ -148,16 +146,17 @@ def with_body(endpoint: Callable[..., Any]) -> Callable[..., Any]:
             raise TypeError(f"{endpoint.__qualname__} declares the bodies {body.name} and {name}: a request has one")
         else:
             body = DeclaredBody(name, get_args(parameter.annotation)[0], unknown_fields)
-    if body is None:
-        return endpoint
-    request_name, declared = own_request or REQUEST, body
+    request_name = own_request or REQUEST
     if own_request is None:
         others.append(inspect.Parameter(REQUEST, inspect.Parameter.KEYWORD_ONLY, annotation=Request))
 
     @functools.wraps(endpoint)
     async def called(**arguments: Any) -> Any:
         request = arguments[request_name] if own_request else arguments.pop(request_name)
-        return await endpoint(**arguments, **{declared.name: await declared.read(request)})
+        check_parameters(request)
+        if body is not None:
+            arguments[body.name] = await body.read(request)
+        return await endpoint(**arguments)
 
     called.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
     called.declared_body = body  # type: ignore[attr-defined]
@@ -165,7 +164,7 @@ def with_body(endpoint: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def declared_body(endpoint: Callable[..., Any]) -> DeclaredBody | None:
-    """The body of an endpoint that `with_body` gave."""
+    """The body of an endpoint that `with_request` gave."""
     return getattr(endpoint, "declared_body", None)
 
 

@@ -41,6 +41,12 @@ class Problem(Exception):
         )
 
 
+def invalid_part(where: str, reason: str) -> Problem:
+    """Refusal of a request for a part of it that is not valid."""
+    errors = [problems.InvalidPart(where=where, reason=reason)]
+    return Problem(422, "invalid-request", "The request is not valid", f"{where}: {reason}", errors=errors)
+
+
 def answer(problem: Problem) -> Response:
     after_seconds = problem.body.retry_after_seconds or (1 if problem.status == 503 else None)
     headers = {} if after_seconds is None else {"Retry-After": str(after_seconds)}

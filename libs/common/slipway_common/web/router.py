@@ -7,7 +7,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 
 from slipway_common.web.answers import Untyped, declared_answers, is_tagged
-from slipway_common.web.bodies import declared_body, with_body
+from slipway_common.web.bodies import declared_body, with_request
 
 
 class Router(APIRouter):
@@ -19,7 +19,7 @@ class Router(APIRouter):
             options["response_model"] = None
         if isinstance(answers, dict):
             options["status_code"] = min(answers)
-        super().add_api_route(path, with_body(endpoint), **options)
+        super().add_api_route(path, with_request(endpoint), **options)
 
 
 class TypedRoute(NamedTuple):
