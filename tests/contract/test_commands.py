@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import msgspec
 import pytest
 import yaml
+from fastapi import FastAPI
 from typer.testing import CliRunner
 
 from slipway_api.events.weight import StageHealth
@@ -27,6 +29,7 @@ from slipway_common.declaration.strict_yaml import read
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.deployment import Deployment, deployment_on
 from tests.support.provisioner import after, declared, report, revision_id, weight
+from tests.support.recorded import environment, serving
 
 
 @pytest.fixture
@@ -189,6 +192,7 @@ async def test_an_export_applied_changes_nothing(deployment: Deployment) -> None
             exported.write_text(printed)
             assert read(printed).value["metadata"] == {"owner": "team-a"}
             assert read(printed).value["worker_pools"][0]["launch_configs"][0]["settings"]["a"] == "1e3"
+            assert read(printed).value["lease_pools"] == body["lease_pools"]  # without defaults
             assert await deployment.read("diff", str(exported)) == []
     assert "nothing is declared by nobody" in await deployment.slipway("export", "--owner", "nobody", exit_code=1)
 
@@ -232,6 +236,31 @@ async def test_an_export_of_what_nobody_owns(deployment: Deployment) -> None:
     await deployment.slipway("apply", "-f", str(backup))
     assert (await deployment.read("pool", "show", "linux"))["owner"] == "unowned.json"
     assert (await deployment.slipway("export", "--owner", "unowned.json")).startswith("version: 1\n")
+
+
+async def test_an_export_of_a_newer_deployment(deployment: Deployment) -> None:
+    """What this version does not know is kept as it was declared, wherever it is: a backup is of all."""
+    await deployment.confirmed("apply", deployment.file(declared("zone-a") | {"lease_pools": LIMITS}))
+    answers, newer, newer_services = dict[str, Any](), {"invented": {"by": ["a later version"]}}, FastAPI()
+    async with httpx2.AsyncClient(headers={"Authorization": "Bearer secret of root"}) as client:
+        for service in ("provisioner", "lease-broker"):
+            url = deployment.environment[f"SLIPWAY_{service.upper().replace('-', '_')}_URL"]
+            answers[service] = (await client.get(f"{url}/declaration")).raise_for_status().json()
+    for rows in [rows for answer in answers.values() for rows in answer.values()]:
+        rows[:] = [row | {"spec": row["spec"] | newer} for row in rows]
+    (pool,) = answers["provisioner"]["worker_pools"]
+    pool["spec"]["launch_configs"] = [config | newer for config in pool["spec"]["launch_configs"]]
+    answers["provisioner"]["budgets"] = [{"owner": "slipway.yaml", "spec": {"id": "b"}}]
+
+    @newer_services.get("/{service}/declaration")
+    async def declaration(service: str) -> Any:
+        return answers[service]
+
+    with serving(newer_services) as url:
+        deployment.environment |= environment(url)
+        exported = read(await deployment.slipway("export")).value
+    sections = {name: [row["spec"] for row in rows] for answer in answers.values() for name, rows in answer.items()}
+    assert exported == {"version": 1, "metadata": {"owner": "slipway.yaml"}} | sections
 
 
 async def test_pools_and_launch_configs(deployment: Deployment) -> None:

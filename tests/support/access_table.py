@@ -97,6 +97,7 @@ GET  /weights                                           read
     "lease-broker": COMMON
     + CONSUMING
     + """
+GET  /declaration                                       read
 POST /lease-gangs                                       leases:write:{lease_pool_id}
 GET  /lease-pools                                       read
 PUT  /lease-pools                                       lease-pools:write lease-pools:write:{owner}

@@ -1,5 +1,7 @@
 """Changes of declared objects."""
 
+from typing import Any
+
 import msgspec
 
 
@@ -13,3 +15,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """created, updated, reactivated, archived or unchanged."""
     detail: str = ""
     """The fields that change."""
+
+
+class OwnedSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Declaration of an account or a pool by its owner, which is empty if there is none."""
+
+    owner: str
+    spec: dict[str, Any]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from slipway_api.http.declaration import Change
+from slipway_api.http.declaration import Change, OwnedSpec
 from slipway_api.http.lease_broker import Seconds, Units, UnitsOrNone
 from slipway_api.limits import Id, Name, RequiredName, RequiredReason
 from slipway_api.time import Time
@@ -205,6 +205,12 @@ class LeasePoolChange(Change, frozen=True, kw_only=True):
 
     fields: dict[str, tuple[Any, Any]]
     """Value before and after of each field that changes."""
+
+
+class ExportedLeasePools(msgspec.Struct, frozen=True, kw_only=True):
+    """Declared objects by section, and nothing else."""
+
+    lease_pools: list[OwnedSpec]
 
 
 class DeclaredLeasePools(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,12 +10,14 @@ from msgspec.structs import asdict
 from pydantic import BaseModel, ValidationError
 
 from slipway_api.http import lease_pools as api
+from slipway_api.http.declaration import OwnedSpec
 from slipway_api.http.lease_broker import ChargedStarts, LeaseDecision, UnleasedStarts
 from slipway_api.http.lease_pools import (
     ChangedLeasePool,
     ChangeLeasePool,
     DeclaredLeasePools,
     DrainedLeasePool,
+    ExportedLeasePools,
     LeasePoolReason,
     LeasePoolReport,
     ReportedUnits,
@@ -103,6 +105,15 @@ async def put_lease_pools(
     except ChangedMeanwhile as error:
         raise changed_meanwhile() from error
     return Answer(await asyncio.to_thread(shown.changes, changes, applied=not options.dry_run))
+
+
+@router.get("/declaration", dependencies=[READ])
+async def get_declaration(database: DatabaseDep, owner: NameOrEmpty | None = None) -> Answer[ExportedLeasePools]:
+    """Export what is declared, or that of one owner: `lease_pools`, a list of `{"owner": …, "spec": …}`."""
+    async with database.acquire() as db:
+        rows = [row for row in await pools.declared(db) if not row.archived and owner in (None, row.owner)]
+    specs = [OwnedSpec(owner=row.owner, spec=declaration.shown_terms(row)) for row in rows]
+    return Answer(ExportedLeasePools(lease_pools=specs))
 
 
 @router.get("/lease-pools", dependencies=[READ])

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from slipway_api.http.declaration import Change
+from slipway_api.http.declaration import Change, OwnedSpec
 from slipway_api.limits import Name, RequiredReason
 from slipway_api.time import Time
 
@@ -67,15 +67,8 @@ class DeclarationResult(msgspec.Struct, frozen=True, kw_only=True):
     revisions: dict[str, RevisionInForce] | UnsetType = UNSET
 
 
-class OwnedSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Declaration of an account or a pool by its owner, which is empty if there is none."""
-
-    owner: str
-    spec: dict[str, Any]
-
-
 class ExportedDeclaration(msgspec.Struct, frozen=True, kw_only=True):
-    """Declared objects by section; a section is absent if another one was asked for."""
+    """Declared objects by section, and nothing else; a section is absent if another one was asked for."""
 
     accounts: list[OwnedSpec] | UnsetType = UNSET
     worker_pools: list[OwnedSpec] | UnsetType = UNSET

@@ -7,11 +7,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import msgspec
 import typer
 
-from slipway_api.http.lease_pools import LeasePoolTerms
-from slipway_api.http.provisioner.declaration import ExportedDeclaration, OwnedSpec
+from slipway_api.http.declaration import OwnedSpec
 from slipway_api.percent import encoded
 from slipway_client.cli.options import api_of
 from slipway_client.transport.failed import Failed
@@ -67,26 +65,29 @@ def _declarations(api: Api, owner: str | None) -> dict[str, Declaration]:
     """Declaration of each owner, in the order of their names; that of nobody comes first."""
     from slipway_common.declaration.parsing import ENTRY
 
-    declared = api.get(ExportedDeclaration, "provisioner", "/declaration", owner=owner)
-    pools = [
-        OwnedSpec(owner=row.owner, spec=msgspec.to_builtins(row))
-        for row in api.items(LeasePoolTerms, "lease-broker", "/lease-pools")
-        if not row.archived and owner in (None, row.owner)
-    ]
-    sections = {
-        "lease_pools": pools,
-        "accounts": declared.accounts or [],
-        "worker_pools": declared.worker_pools or [],
-    }
+    sections: dict[str, list[OwnedSpec]] = {section: [] for section in ENTRY}
+    for service in ("provisioner", "lease-broker"):
+        sections |= api.get(dict[str, list[OwnedSpec]], service, "/declaration", owner=owner)
     found: dict[str, Declaration] = {}
     for each in sorted({row.owner for rows in sections.values() for row in rows}):
         found[each] = {"version": 1} | ({"metadata": {"owner": each}} if each else {})
-    for section, entry in ENTRY.items():
-        for row in sections[section]:
-            fields = {name: value for name, value in row.spec.items() if name in entry.model_fields}
-            spec = entry.model_validate(fields).model_dump(mode="json", exclude_defaults=True)
-            found[row.owner].setdefault(section, []).append(spec)
+    for section, rows in sections.items():
+        for row in rows:
+            found[row.owner].setdefault(section, []).append(_spec(section, row.spec))
     return found
+
+
+def _spec(section: str, spec: Declaration) -> Declaration:
+    """An entry of a section without its defaults. What a newer service has declared is kept as it is: to apply it takes
+    a command that knows it."""
+    from pydantic import ValidationError
+
+    from slipway_common.declaration.parsing import ENTRY
+
+    try:
+        return ENTRY[section].model_validate(spec).model_dump(mode="json", exclude_defaults=True)
+    except (KeyError, ValidationError):
+        return spec
 
 
 def _text(declaration: Declaration, output: Format) -> str:
