@@ -9,7 +9,7 @@ import pytest
 from slipway_common.base.redaction import redacted
 from slipway_lease_broker.http import leases as routes
 from tests.support import harness
-from tests.support.lease_broker import after, terms
+from tests.support.lease_broker import acquire_request, after, terms
 from tests.support.lease_broker_http import World, instant, slug
 
 FIRST: Final = "host-1:10:aaaa"
@@ -216,9 +216,9 @@ async def test_a_token_bound_to_a_lease(world: World) -> None:
 
 #   what became of the token of its owner → refusal of a repeated request
 NO_LONGER_VALID: Final = [
-    ("revoked", "owner-revoked"),
-    ({"expires_at": "2020-01-01T00:00:00Z"}, "owner-revoked"),
-    (None, "owner-revoked"),  # removed
+    ("revoked", "owner-without-token"),
+    ({"expires_at": "2020-01-01T00:00:00Z"}, "owner-without-token"),
+    (None, "owner-without-token"),  # removed
     ({"scopes": ["read"]}, "scope-missing"),
 ]
 
@@ -247,6 +247,18 @@ async def test_the_token_of_a_lease_whose_owner_was_revoked(world: World, change
     released = await world.replica.call("POST", f"{path}/release", token | {"throttled": True}, by="", **headers)
     assert released.json()["released_units"] == 1
     assert "throttled" in await world.broker.pool.fetchval("SELECT string_agg(kind, ' ') FROM history")
+
+
+async def test_the_token_of_a_lease_whose_owner_never_had_one(world: World) -> None:
+    """A service that acquires over Kafka: no token of it was revoked."""
+    await world.broker.send(acquire_request("k"))
+    (grant,) = await world.broker.grants()
+    bind = {"fencing_token": grant.fencing_token}
+    created = await world.replica.call("POST", f"/leases/{grant.lease_id}/token", bind, by="root")
+    headers = {"Authorization": f"Bearer {created.json()['token']}"}
+    refused = await world.replica.call("POST", "/lease-pools/sim-a/leases", {"request_id": "k"}, by="", **headers)
+    assert (refused.status_code, slug(refused)) == (403, "owner-without-token")
+    assert refused.json()["detail"].startswith(f"none is named {grant.owner}: ")
 
 
 async def test_a_token_of_a_lease_reaches_nothing_else(world: World) -> None:

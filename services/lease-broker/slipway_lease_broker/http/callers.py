@@ -105,10 +105,10 @@ class NeedsLease(NeedsHold):
         token = request.app.state.tokens.valid(lease.owner)
         if token is None:
             detail = (
-                f"{lease.owner} was revoked, removed or has expired; the token of its lease only renews and releases "
-                "it; use a valid token for more"
+                f"none is named {lease.owner}: it was revoked or removed, has expired, or the lease was acquired over "
+                "Kafka; the token of the lease only renews and releases it; use a valid token for more"
             )
-            raise Problem(403, "owner-revoked", "The token that acquired the lease is no longer valid", detail)
+            raise Problem(403, "owner-without-token", "The owner of the lease has no valid token", detail)
         access.Caller(token, self.scopes).permit(lease_pool_id=lease.lease_pool_id)
 
 

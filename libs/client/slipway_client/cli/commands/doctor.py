@@ -95,12 +95,12 @@ def _gathered(api: Api, partitions: int | None) -> "Gathered":
     with ThreadPoolExecutor(READS) as threads:
         asked = threads.submit(_asked_kafka, api, partitions)
         statuses = {name: threads.submit(_status, quick, name) for name in api.urls}
-        alerts = threads.submit(_known, lambda: quick.list_all(ListedAlert, "/alerts", open=True)[0])
-        deployment = threads.submit(_known, lambda: quick.get(Deployment, "provisioner", "/deployment"))
-        stops = threads.submit(_known, lambda: quick.items(LaunchStop, "provisioner", "/launch-stops"))
-        accounts = threads.submit(_known, lambda: quick.items(Account, "provisioner", "/accounts"))
-        pools = threads.submit(_known, lambda: quick.items(Pool, "provisioner", "/pools"))
-        configs = threads.submit(_known, lambda: quick.items(LaunchConfig, "provisioner", "/launch-configs"))
+        alerts = threads.submit(_read_or_none, lambda: quick.list_all(ListedAlert, "/alerts", open=True)[0])
+        deployment = threads.submit(_read_or_none, lambda: quick.get(Deployment, "provisioner", "/deployment"))
+        stops = threads.submit(_read_or_none, lambda: quick.items(LaunchStop, "provisioner", "/launch-stops"))
+        accounts = threads.submit(_read_or_none, lambda: quick.items(Account, "provisioner", "/accounts"))
+        pools = threads.submit(_read_or_none, lambda: quick.items(Pool, "provisioner", "/pools"))
+        configs = threads.submit(_read_or_none, lambda: quick.items(LaunchConfig, "provisioner", "/launch-configs"))
         kafka, open_alerts = asked.result(), alerts.result()
         return Gathered(
             own_version=version("slipway-client"),
@@ -119,7 +119,7 @@ def _gathered(api: Api, partitions: int | None) -> "Gathered":
         )
 
 
-def _known(read: Callable[[], T]) -> T | None:
+def _read_or_none(read: Callable[[], T]) -> T | None:
     """Answers of services; None for each that does not answer: one whose database is down says so in its status."""
     try:
         return read()
