@@ -29,7 +29,7 @@ from msgspec.inspect import (
 
 from slipway_api.events.decoding import EventDecoder
 from slipway_common.observability.metrics import counter
-from slipway_common.web.parameters import check_parameters
+from slipway_common.web.parameters import QueryParameters
 from slipway_common.web.problem import Problem, invalid_part
 
 T = TypeVar("T")
@@ -146,14 +146,14 @@ def with_request(endpoint: Callable[..., Any]) -> Callable[..., Any]:
             raise TypeError(f"{endpoint.__qualname__} declares the bodies {body.name} and {name}: a request has one")
         else:
             body = DeclaredBody(name, get_args(parameter.annotation)[0], unknown_fields)
-    request_name = own_request or REQUEST
+    request_name, parameters = own_request or REQUEST, QueryParameters()
     if own_request is None:
         others.append(inspect.Parameter(REQUEST, inspect.Parameter.KEYWORD_ONLY, annotation=Request))
 
     @functools.wraps(endpoint)
     async def called(**arguments: Any) -> Any:
         request = arguments[request_name] if own_request else arguments.pop(request_name)
-        check_parameters(request)
+        parameters.check(request)
         if body is not None:
             arguments[body.name] = await body.read(request)
         return await endpoint(**arguments)

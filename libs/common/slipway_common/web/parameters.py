@@ -19,16 +19,24 @@ NAME_SHOWN: Final = 50
 """Characters of an unknown name that its refusal repeats."""
 
 
-def check_parameters(request: Request) -> None:
-    """Raise Problem 422 for the first query parameter that the route of a request lacks, or that is given twice."""
-    if not request.scope["query_string"]:
-        return
-    known = dict(_declared(request.scope["route"].dependant))
-    for name, times in Counter(name for name, _ in request.query_params.multi_items()).items():
-        if name not in known:
-            raise _unknown(name, list(known))
-        if times > 1 and not known[name]:
-            raise invalid_part(f"query/{name}", f"is given {times} times; give it once")
+class QueryParameters:
+    """Query parameters of one route."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, bool] | None = None
+        """By name, true for lists; those of the route once it has had a request."""
+
+    def check(self, request: Request) -> None:
+        """Raise Problem 422 for the first parameter of a request that the route lacks, or that is given twice."""
+        if not request.scope["query_string"]:
+            return
+        if self._known is None:
+            self._known = dict(_declared(request.scope["route"].dependant))
+        for name, times in Counter(name for name, _ in request.query_params.multi_items()).items():
+            if name not in self._known:
+                raise _unknown(name, list(self._known))
+            if times > 1 and not self._known[name]:
+                raise invalid_part(f"query/{name}", f"is given {times} times; give it once")
 
 
 def _declared(dependant: Dependant) -> Iterator[tuple[str, bool]]:
