@@ -20,6 +20,7 @@ HALF_SECONDS_MAX: Final = 15.0
 HALVES: Final = 300
 MADE_UP: Final = 30
 STRANGERS: Final = 150
+TOKENS: Final = 700
 REPORTS: Final = 60
 COUNTED: Final = """
 SELECT count(*) AS open FROM provisioner.claim c
@@ -354,6 +355,26 @@ async def stranger_hammers(target: Target) -> Answer:
     return Answer(f"{STRANGERS} requests without a token", text, limited > 0 and read.status == 200)
 
 
+async def made_up_tokens(target: Target) -> Answer:
+    """Report by many made-up tokens while nothing can be read from the workers: those above a bound are refused without
+    a look-up. Each would wait with a connection, until there is none for anybody else."""
+    beat = f"POST /workers/{target.worker_id}/heartbeat HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n"
+    db = await asyncpg.connect(target.deployment.database_url, timeout=10)
+    try:
+        transaction = db.transaction()
+        await transaction.start()
+        await db.execute("LOCK TABLE provisioner.worker")
+        tokens = [f"slipway-worker-{target.rng.getrandbits(256):064x}" for _ in range(TOKENS)]
+        parts = [f"{beat}Authorization: Bearer {token}\r\n\r\n".encode() for token in tokens]
+        replies = await asyncio.gather(*map(target.send_part, parts))
+        await transaction.rollback()
+    finally:
+        await db.close()
+    limited = sum(reply.status == 429 for reply in replies)
+    request = f"{len(tokens)} heartbeats by made-up tokens while the workers are locked"
+    return Answer(request, f"{limited} limited without a look-up", limited > 0)
+
+
 async def worker_hammers(target: Target) -> Answer:
     """Send many heartbeats of a worker, one after another."""
     beat = f"/workers/{target.worker_id}/heartbeat"
@@ -465,6 +486,7 @@ def _doors() -> dict[str, Door]:
     doors |= {"half-headers": Door(half_requests, beside=True), "half-bodies": Door(half_bodies, beside=True)}
     doors |= {"locked-row": Door(locked_row), "all-connections": Door(all_connections)}
     doors |= {"stranger-hammers": Door(stranger_hammers), "worker-hammers": Door(worker_hammers)}
+    doors |= {"made-up-tokens": Door(made_up_tokens)}
     doors |= {"made-up-sources": Door(made_up_sources), "other-source-removed": Door(remove_source)}
     doors |= {"made-up-claims": Door(made_up_claims), "unknown-host": Door(unknown_host)}
     doors |= {name: Door(script) for name, script in REACHED.items()}

@@ -2,24 +2,24 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx2
 import pytest
 
 from slipway_common.base.buckets import Limit
 from slipway_common.base.clock import monotonic_seconds
-from slipway_common.base.ids import new_worker_token
-from slipway_common.database.postgres import CONNECTIONS, REPORTS_CONNECTIONS
+from slipway_common.base.ids import new_lease_token, new_worker_token
+from slipway_common.database.postgres import CONNECTIONS, REPORTS_CONNECTIONS, Database
 from slipway_common.service import Service
-from slipway_common.web.limits import LIMITS, CallerLimits
+from slipway_common.web.limits import LIMITS, LOOK_UPS_MAX, CallerLimits
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.main import build
 from slipway_provisioner.settings import Settings
 from tests.support import readers
-from tests.support.harness import PATIENCE_SECONDS, until, until_waiting
+from tests.support.harness import PATIENCE_SECONDS, WAITING, until, until_waiting
 from tests.support.lease_broker import terms
 from tests.support.lease_broker_http import World
 from tests.support.provisioner import KEY, Provisioner, administrator, after
@@ -98,6 +98,54 @@ async def test_an_address_has_a_rate_for_strangers_alone(provisioner: Provisione
         assert (await reader.get("/pools")).status_code == 200
         assert (await worker.post(f"/workers/{worker_id}/heartbeat")).status_code == 200
     assert (await provisioner.register(machine.instance_id or "", machine.batch_id)).status_code == 200
+
+
+async def test_made_up_tokens_of_workers_are_looked_up_one_by_one(provisioner: Provisioner) -> None:
+    """Once their address has no room, whatever their number; too many are refused without a look-up. A worker that was
+    served before waits for none of them."""
+    ((worker_id, token),) = await registered(provisioner)
+    limited(provisioner)
+    async with provisioner.client(token="wrong") as client:
+        assert await statuses(lambda: client.get("/pools"), BURST) == [401] * BURST
+        assert (await beat(client, worker_id, token)).status_code == 200
+
+        async def made_up() -> int:
+            return (await beat(client, worker_id, new_worker_token())).status_code
+
+        async with until_looked_up(provisioner.database, "worker", made_up) as looked_up:
+            known = asyncio.create_task(beat(client, worker_id, token))
+            await until_waiting(provisioner.database, looked_up, known)
+        assert (await known).status_code == 200
+
+
+async def test_made_up_tokens_of_leases_are_looked_up_one_by_one(world: World) -> None:
+    """Once their address has no room; a lease's token that was used before waits for none of them."""
+    broker = world.replica
+    lease = (await broker.acquire("r", units=1)).json()
+    path, held = f"/leases/{lease['lease_id']}", {"fencing_token": lease["fencing_token"]}
+    token = (await broker.call("POST", f"{path}/token", held)).json()["token"]
+    broker.app.state.limits = CallerLimits(RATE, others=OTHERS, clock=Clock())
+    assert await statuses(lambda: broker.call("GET", "/leases", by=""), BURST) == [401] * BURST
+
+    async def renew(by: str) -> int:
+        headers = {"Authorization": f"Bearer {by}"}
+        return int((await broker.call("POST", f"{path}/renew", held, by="", **headers)).status_code)
+
+    assert await renew(token) == 200
+    async with until_looked_up(
+        world.broker.pool, "leases", lambda: renew(new_lease_token(lease["lease_id"]))
+    ) as looked_up:
+        known = asyncio.create_task(renew(token))
+        await until_waiting(world.broker.pool, looked_up, known)
+    assert await known == 200
+
+
+async def test_the_token_of_a_worker_is_none_elsewhere(provisioner: Provisioner) -> None:
+    """On the routes of people it counts against its address like every other wrong one."""
+    await registered(provisioner)
+    limited(provisioner)
+    async with provisioner.client(token=new_worker_token()) as worker:
+        assert await statuses(lambda: worker.get("/pools"), BURST + 1) == [403] * BURST + [429]
 
 
 async def test_all_machines_of_a_batch_register(provisioner: Provisioner) -> None:
@@ -258,6 +306,24 @@ async def locked(provisioner: Provisioner, worker_ids: Sequence[str]) -> AsyncIt
     async with provisioner.database.acquire() as other, other.transaction():
         await other.execute("SELECT FROM worker WHERE id = ANY($1::uuid[]) FOR UPDATE", list(worker_ids))
         yield
+
+
+@contextlib.asynccontextmanager
+async def until_looked_up(
+    database: Database, table: str, send: Callable[[], Coroutine[Any, Any, int]]
+) -> AsyncIterator[asyncio.Task[int]]:
+    """Send requests with made-up tokens while nothing can be read from a table: one of them waits for it, more than
+    LOOK_UPS_MAX are answered. Gives the one."""
+    more = 5
+    async with database.acquire() as other, other.transaction():
+        await other.execute(f"LOCK TABLE {table}")
+        (first, *others) = [asyncio.create_task(send()) for _ in range(LOOK_UPS_MAX + more)]
+        await until_waiting(database, first)
+        await until(lambda: sum(each.done() for each in others) >= more, "the last ones are answered")
+        assert {each.result() for each in others if each.done()} == {429}
+        assert await database.fetchval(WAITING) == 1
+        yield first
+    assert {await each for each in others} | {await first} <= {401, 403, 429}
 
 
 async def beat(client: httpx2.AsyncClient, worker_id: str, token: str) -> httpx2.Response:

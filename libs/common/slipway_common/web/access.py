@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 
 from slipway_common.base.ids import LEASE_TOKEN, WORKER_TOKEN, hash_secret
 from slipway_common.database.postgres import Connection
-from slipway_common.web.limits import Counted, limits_of
+from slipway_common.web.limits import Counted, address_of, limits_of
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database
 from slipway_common.web.tokens import Token, Tokens, secret_of
@@ -189,14 +189,19 @@ class NeedsOwner(Needs):
         return caller.name
 
 
+Identify = Callable[[Request, str], Awaitable[None]]
+"""Look-up of a worker's token by its hash. Raises Problem unless it is that of the worker in the path."""
+
+
 class OwnWorker(Access):
     """Access by a worker's own token, whose requests are `counted`. Gives the hash of the token, which the route
-    compares with that of the worker in its path."""
+    compares with that of the worker in its path; one that this process does not know is looked up first."""
 
     schemes = WORKER_SCHEME
     security = tuple({name: []} for name in WORKER_SCHEME)
 
-    def __init__(self, counted: Counted = Counted.WORKER) -> None:
+    def __init__(self, identify: Identify, counted: Counted = Counted.WORKER) -> None:
+        self.identify = identify
         self.counted = counted
 
     async def __call__(self, request: Request) -> str:
@@ -207,8 +212,11 @@ class OwnWorker(Access):
         if not secret.startswith(WORKER_TOKEN):
             detail = "only the worker itself uses this route; `slipway worker` has commands for people"
             raise Problem(403, "foreign-token", "The token does not belong to this worker", detail)
-        token_sha256 = hash_secret(secret)
-        limits_of(request).take(self.counted, token_sha256)
+        token_sha256, limits = hash_secret(secret), limits_of(request)
+        async with limits.looking_up(token_sha256, address_of(request)) as is_unknown:
+            if is_unknown:
+                await self.identify(request, token_sha256)
+        limits.take(self.counted, token_sha256)
         return token_sha256
 
 

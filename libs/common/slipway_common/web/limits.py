@@ -6,6 +6,7 @@ and releases of leases, and reports within a worker's task slots are never refus
 
 import asyncio
 import contextlib
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from enum import StrEnum
 from functools import lru_cache
@@ -54,9 +55,22 @@ LIMITS: Final = {
 AT_A_TIME: Final = 2
 """Requests with one key that have a connection: one that has the lock, and one that is ready to take it."""
 WITHOUT_CREDENTIAL: Final = frozenset(
-    {"no-token", "unknown-token", "expired-token", "foreign-token", "unknown-worker", "bad-secret"}
+    {
+        "no-token",
+        "unknown-token",
+        "expired-token",
+        "foreign-token",
+        "unknown-worker",
+        "bad-secret",
+        "worker-token",
+        "lease-token",
+    }
 )
-"""Refusals of requests that count against their address."""
+"""Refusals of requests that count against their address; the last two are of tokens that no service has to look up."""
+LOOK_UPS_MAX: Final = 500
+"""Tokens that are looked up, or wait for it, above which an address without room has no further ones looked up."""
+PROVEN_MAX: Final = 50_000
+"""Tokens that are remembered as valid, of which those that were used longest ago are looked up again."""
 
 
 def too_many(counted: Counted, wait_seconds: float) -> Problem:
@@ -96,6 +110,9 @@ class CallerLimits:
     ) -> None:
         token = Limit(token_per_second, max(1, ceil(token_per_second * TOKEN_BURST_SECONDS)))
         self.turns = Turns()
+        self._proven: OrderedDict[str, None] = OrderedDict()
+        self._look_ups = 0
+        self._turn_of_limited = asyncio.Semaphore(1)
         self._clock = clock
         self._buckets = {counted: Buckets(limit) for counted, limit in {**others, Counted.TOKEN: token}.items()}
 
@@ -112,10 +129,45 @@ class CallerLimits:
         """Seconds until there is room for a request, which is not counted; 0 if there is."""
         return self._buckets[counted].wait_seconds(key, self._clock())
 
-    def refused(self, problem: Problem, address: str) -> Problem:
-        """The answer to a refused request, which counts against its address if it lacked a valid credential."""
+    @contextlib.asynccontextmanager
+    async def looking_up(self, token_sha256: str, address: str) -> AsyncIterator[bool]:
+        """Turn in which a token is looked up that only the database knows; it has proven valid if the block raises
+        nothing. Gives False for one that has before, which waits for nobody. Others may be made up, and take from their
+        address until they are known: of each one AT_A_TIME are looked up, and of all without room one. Raises Problem
+        429 if too many wait, for an address without room."""
+        if token_sha256 in self._proven:
+            yield False
+        else:
+            key, addresses = network(address), self._buckets[Counted.ADDRESS]
+            wait_seconds = addresses.take(key, self._clock())
+            if wait_seconds and self._look_ups >= LOOK_UPS_MAX:
+                raise too_many(Counted.ADDRESS, wait_seconds)
+            self._look_ups += 1
+            try:
+                async with contextlib.AsyncExitStack() as turn:
+                    await turn.enter_async_context(self.turns.of(key))
+                    if wait_seconds:
+                        await turn.enter_async_context(self._turn_of_limited)
+                    yield True
+            finally:
+                self._look_ups -= 1
+                if not wait_seconds:
+                    addresses.give_back(key)  # a refusal takes for itself
+        self.prove(token_sha256)
+
+    def prove(self, token_sha256: str) -> None:
+        """Remember that a token is valid."""
+        self._proven[token_sha256] = None
+        self._proven.move_to_end(token_sha256)
+        if len(self._proven) > PROVEN_MAX:
+            self._proven.popitem(last=False)
+
+    def refused(self, problem: Problem, address: str, secret: str = "") -> Problem:
+        """The answer to a refused request, which counts against its address if it lacked a valid credential; the secret
+        that it was sent with is no longer proven."""
         if problem.slug not in WITHOUT_CREDENTIAL:
             return problem
+        self._proven.pop(hash_secret(secret), None)
         try:
             self.take(Counted.ADDRESS, network(address))
         except Problem as limited:
@@ -140,7 +192,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Problem)
     async def _(request: Request, problem: Problem) -> Response:
-        refused = limits_of(request).refused(problem, request.client.host if request.client is not None else "")
+        refused = limits_of(request).refused(problem, address_of(request), secret_of(request.headers))
         # A holder that renews or releases learns that its lease has ended, even if its address is limited.
         is_of_lease = f" {LEASE_TOKEN}" in request.headers.get("authorization", "")
         return answer(problem if is_of_lease else refused)
@@ -152,9 +204,15 @@ def limits_of(request: Request) -> CallerLimits:
     return limits
 
 
+def address_of(request: Request) -> str:
+    """Address of the client; empty if the server does not know it."""
+    return request.client.host if request.client is not None else ""
+
+
 class LimitedCallers:
     """Middleware that refuses requests without room before they are routed: those of a worker, and those of an address
-    that lack a valid credential. Tokens of workers and leases are no such lack, since only the database knows them."""
+    that lack a valid credential. The token of a worker is none on other routes than its own. Whether it is one there,
+    and that of a lease, only the database knows: `CallerLimits.looking_up` limits them."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -189,5 +247,7 @@ def _may_be_valid(state: Any, path: str, scope: Any) -> bool:
     secret = secret_of(Headers(scope=scope))
     if not secret:
         return path in state.open_paths
-    token = None if secret.startswith((WORKER_TOKEN, LEASE_TOKEN)) else state.tokens.find(secret)
-    return secret.startswith((WORKER_TOKEN, LEASE_TOKEN)) or (token is not None and not token.expired)
+    if secret.startswith((WORKER_TOKEN, LEASE_TOKEN)):
+        return secret.startswith(LEASE_TOKEN)
+    token = state.tokens.find(secret)
+    return token is not None and not token.expired

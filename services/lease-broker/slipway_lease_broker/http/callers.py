@@ -14,7 +14,7 @@ from slipway_common.database.postgres import Database
 from slipway_common.declaration.changes import ForeignOwner
 from slipway_common.web import access
 from slipway_common.web.access import Needs, NeedsCaller
-from slipway_common.web.limits import Counted, limits_of
+from slipway_common.web.limits import Counted, address_of, limits_of
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, reports_database
 from slipway_common.web.tokens import Token, secret_of
@@ -81,12 +81,13 @@ class NeedsLease(NeedsHold):
         lease_id = secret.removeprefix(LEASE_TOKEN).rpartition(".")[0]
         caller = access.Caller(Token(name="", sha256="", scopes=[]), self.scopes)
         nobody = called(request, caller, await self.connections(request))
-        found = await leases.named(nobody.database, [lease_id])
-        digest, now = hash_secret(secret), await pools.clock(nobody.database)
-        holder = holder_of(found[0], digest, now) if found else None
-        if holder is None:
-            detail = "the lease has ended, was taken over by another process, or has a newer token"
-            raise Problem(401, "unknown-token", "Unknown token of a lease", detail)
+        digest = hash_secret(secret)
+        async with limits_of(request).looking_up(digest, address_of(request)):
+            found, now = await leases.named(nobody.database, [lease_id]), await pools.clock(nobody.database)
+            holder = holder_of(found[0], digest, now) if found else None
+            if holder is None:
+                detail = "the lease has ended, was taken over by another process, or has a newer token"
+                raise Problem(401, "unknown-token", "Unknown token of a lease", detail)
         lease = found[0]
         if request.path_params.get("lease_id", lease.id) != lease.id:
             raise other_lease()

@@ -44,6 +44,9 @@ class UnknownWorker(Exception):
 class ForeignToken(Exception):
     """The token does not belong to the worker."""
 
+    def __init__(self) -> None:
+        super().__init__("use the token returned by the registration")
+
 
 class Answer(msgspec.Struct, frozen=True):
     """Answer to a report: the reason for the worker to stop or to leave after its task, empty if it may stay, and the
@@ -79,6 +82,15 @@ class Agent(msgspec.Struct, frozen=True):
 
     worker_id: str
     token_sha256: str
+
+
+async def identify(db: Connection, agent: Agent) -> None:
+    """Look an agent up, without a lock. Raises UnknownWorker, ForeignToken."""
+    worker = await workers.get(db, agent.worker_id)
+    if worker is None:
+        raise UnknownWorker(agent.worker_id)
+    if worker.token_sha256 != agent.token_sha256:
+        raise ForeignToken
 
 
 async def heartbeat(tx: Connection, agent: Agent) -> Answer:
@@ -225,7 +237,7 @@ async def _authenticated(tx: Connection, agent: Agent) -> Worker:
     if worker is None and await workers.get(tx, agent.worker_id) is None:
         raise UnknownWorker(agent.worker_id)
     if worker is None:
-        raise ForeignToken("use the token returned by the registration")
+        raise ForeignToken
     if worker.state in ENDED:
         raise AlreadyStopped(worker.reason)
     return msgspec.structs.replace(worker, token_used=True, last_seen_at=await pools.now(tx))

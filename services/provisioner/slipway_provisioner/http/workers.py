@@ -50,8 +50,6 @@ from slipway_provisioner.store import restores
 LOG = logger(__name__)
 router = Router(prefix="/workers", tags=["workers"])
 DatabaseDep = Annotated[Database, Depends(reports_database)]
-TokenHash = Annotated[str, Depends(OwnWorker())]
-TokenHashOfClaims = Annotated[str, Depends(OwnWorker(Counted.CLAIMS))]
 # Status, slug and title of each refusal; its text is the detail.
 REFUSALS: Final[dict[type[Exception], tuple[int, str, str]]] = {
     registration.UnknownBatch: (404, "unknown-batch", "No such launch batch"),
@@ -131,6 +129,17 @@ def _agent(worker_id: str, token_sha256: str) -> Agent:
     return Agent(worker_id, token_sha256)
 
 
+async def _identify(request: Request, token_sha256: str) -> None:
+    """Raise Problem unless the token is that of the worker in the path."""
+    agent, db = _agent(request.path_params["worker_id"], token_sha256), await reports_database(request)
+    async with _problems(db), db.acquire() as connection:
+        await reports.identify(connection, agent)
+
+
+TokenHash = Annotated[str, Depends(OwnWorker(_identify))]
+TokenHashOfClaims = Annotated[str, Depends(OwnWorker(_identify, Counted.CLAIMS))]
+
+
 @router.post("/register", dependencies=[Depends(Open("the body has the secret of the launch batch"))])
 async def register(body: Report[Registration], request: Request, db: DatabaseDep) -> Answer[RegisteredWorker]:
     """Register an instance: exchange the batch secret, and the identity of the machine where its provider attests it,
@@ -160,6 +169,7 @@ async def _register(body: Registration, request: Request, db: Database) -> Regis
         raise
     if is_new:
         limits.give_back(Counted.BATCH, body.batch_id)
+    limits.prove(hash_secret(token))
     return RegisteredWorker(worker_id=worker.id, token=token, pool_id=worker.pool_id, task_slots=worker.task_slots)
 
 
