@@ -5,6 +5,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,12 @@ from tests.attack.target import ANSWER_SECONDS, TEAM, Answer, Reply, Target, can
 from tests.drills.harness import fetch
 
 HALF_SECONDS_MAX: Final = 15.0
+UNREAD_SECONDS_MAX: Final = 120.0
+UNREAD: Final = 16
+"""Requests with large answers: more than the system sends ahead."""
+PIPELINED: Final = 5_000
+HEADER_BYTES: Final = 2_000_000
+NO_ANSWER: Final = f"no answer within {ANSWER_SECONDS:g} s"
 HALVES: Final = 300
 MADE_UP: Final = 30
 STRANGERS: Final = 150
@@ -307,6 +314,54 @@ async def half_bodies(target: Target) -> Answer:
     return Answer("PUT /pools/builds/demand with one byte of its body", f"{reply} after {seconds:.0f} s", is_over)
 
 
+async def half_answers(target: Target) -> Answer:
+    """Send a few requests as a reader, and read none of the large answers."""
+    head = f"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {target.tokens['reader']}\r\n\r\n"
+    loop, port = asyncio.get_running_loop(), target.deployment.ports["provisioner"]
+    with socket.socket() as connection:
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await loop.sock_connect(connection, ("127.0.0.1", port))
+        await loop.sock_sendall(connection, UNREAD * head.encode())
+        began, is_over = monotonic_seconds(), False
+        while not is_over and monotonic_seconds() < began + UNREAD_SECONDS_MAX:
+            await asyncio.sleep(0.5)
+            try:
+                connection.send(b"\r\n")
+            except OSError:
+                is_over = True
+    text = f"{'ended' if is_over else 'open'} after {monotonic_seconds() - began:.0f} s"
+    return Answer(f"{UNREAD} requests of /openapi.json, of which no answer is read", text, is_over)
+
+
+async def pipelined(target: Target) -> Answer:
+    """Send many requests at once on one connection. Each takes kilobytes until it is answered."""
+    port = target.deployment.ports["provisioner"]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(PIPELINED * b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    answered, is_over = 0, False
+    try:
+        async with asyncio.timeout(2 * ANSWER_SECONDS):
+            while line := await reader.readline():
+                answered += line.startswith(b"HTTP/1.1 200 ")
+        is_over = True
+    except TimeoutError:
+        pass
+    except ConnectionResetError:
+        is_over = True
+    finally:
+        writer.transport.abort()
+    text = f"{answered} answered, {'then closed' if is_over else 'still open'}"
+    return Answer(f"{PIPELINED} requests at once on one connection", text, answered < PIPELINED and is_over)
+
+
+async def large_header(target: Target) -> Answer:
+    """Send a header without end."""
+    head = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + HEADER_BYTES * b"a"
+    reply = await target.send_part(head)
+    return Answer(f"a header of {HEADER_BYTES:,} bytes that does not end", str(reply), reply.text != NO_ANSWER)
+
+
 async def locked_row(target: Target) -> Answer:
     """Report by a token that is not the worker's, while the row of the worker is locked."""
     db = await asyncpg.connect(target.deployment.database_url, timeout=10)
@@ -484,6 +539,8 @@ def _doors() -> dict[str, Door]:
     doors |= {"token-bad-entry-alerts": Door(bad_entry_alerts), "token-expired": Door(expired_token)}
     doors |= {"body-before-token": Door(body_before_token), "body-over-the-limit": Door(large_body)}
     doors |= {"half-headers": Door(half_requests, beside=True), "half-bodies": Door(half_bodies, beside=True)}
+    doors |= {"half-answers": Door(half_answers, beside=True), "header-over-the-limit": Door(large_header)}
+    doors |= {"requests-at-once": Door(pipelined)}
     doors |= {"locked-row": Door(locked_row), "all-connections": Door(all_connections)}
     doors |= {"stranger-hammers": Door(stranger_hammers), "worker-hammers": Door(worker_hammers)}
     doors |= {"made-up-tokens": Door(made_up_tokens)}

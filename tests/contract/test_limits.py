@@ -8,13 +8,22 @@ from typing import Any, Final
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 
 from slipway_common.base.buckets import Limit
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import new_lease_token, new_worker_token
-from slipway_common.database.postgres import CONNECTIONS, REPORTS_CONNECTIONS, Database
+from slipway_common.database.postgres import (
+    CONNECTIONS,
+    PEOPLE_CONNECTIONS,
+    REPORTS_CONNECTIONS,
+    Database,
+    connect,
+)
 from slipway_common.service import Service
 from slipway_common.web.limits import LIMITS, LOOK_UPS_MAX, CallerLimits
+from slipway_common.web.routes import health
+from slipway_common.web.runtime import Runtime
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.main import build
 from slipway_provisioner.settings import Settings
@@ -276,6 +285,23 @@ async def test_the_lock_of_one_lease_pool_delays_no_renewal_in_another(world: Wo
         assert renewed.status_code == 200
         assert not any(call.done() for call in calls)
     assert {answer.status_code for answer in await asyncio.gather(*calls)} == {200}
+
+
+async def test_probes_take_one_connection_of_people(postgres: EmbeddedPostgres, provisioner: Provisioner) -> None:
+    """They need no token and have no limit: however many there are at once, the database is asked for all of them."""
+    url = postgres.url(await provisioner.database.fetchval("SELECT current_database()"))
+    async with await connect(url, "provisioner", size=PEOPLE_CONNECTIONS, opened_at_once=0) as people:
+        runtime = Runtime()
+        runtime.database = runtime.people_database = people
+        runtime.consuming = True
+        app = FastAPI()
+        app.state.runtime = runtime
+        app.include_router(health)
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://any") as client:
+            probes = await asyncio.gather(*(client.get("/readyz") for _ in range(5 * PEOPLE_CONNECTIONS)))
+            assert {(probe.status_code, probe.json()["ready"]) for probe in probes} == {(200, True)}
+            assert people.get_size() == 1
+            assert (await client.get("/readyz")).status_code == 200
 
 
 @contextlib.asynccontextmanager

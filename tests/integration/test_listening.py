@@ -5,20 +5,23 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx2
 import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.websockets import auto as websockets
 
 from slipway_client.transport.exchange import TLS, NoAnswer, get
 from slipway_client.transport.failed import Failed
@@ -27,10 +30,14 @@ from slipway_common.base.clock import utc_now
 from slipway_common.base.tls import client_context
 from slipway_common.web import beside, connections
 from slipway_common.web.certificates import find_problems
-from slipway_common.web.listening import ForHost, ListenerSettings, Server, divided, server_options
+from slipway_common.web.connections import PIPELINED_MAX, TimedProtocol
+from slipway_common.web.listening import ForHost, ListenerSettings, divided, server_options
 from slipway_local.servers.ports import free_ports
 from tests.support.authority import Authority
 from tests.support.harness import until
+
+LARGE_BYTES: Final = 32_000_000
+"""More than the system buffers for a connection."""
 
 
 async def whoami(request: Request) -> JSONResponse:
@@ -45,16 +52,21 @@ async def received(request: Request) -> JSONResponse:
         return JSONResponse({})
 
 
+async def large(_: Request) -> Response:
+    return Response(bytes(LARGE_BYTES))
+
+
 @contextlib.asynccontextmanager
 async def serving(**given: Any) -> AsyncIterator[int]:
     """Serve as services do; yields the port."""
     (port,) = free_ports(1)
     settings = ListenerSettings(port=port, **given)
     routes = [*(Route(path, whoami) for path in ("/whoami", "/readyz")), Route("/body", received, methods=["POST"])]
+    routes.append(Route("/large", large))
     app = Starlette(routes=routes)
     if settings.allowed_hosts:
         app.add_middleware(ForHost, allowed=divided(settings.allowed_hosts))
-    server = Server(uvicorn.Config(app, log_config=None, **server_options(settings)))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, **server_options(settings)))
     listening = socket.create_server(("127.0.0.1", port))
     task = asyncio.create_task(server.serve([listening]))
     try:
@@ -91,6 +103,57 @@ async def test_certificate_is_replaced_under_load(tmp_path: Path) -> None:
         assert after.headers["strict-transport-security"]
         assert after.headers["x-content-type-options"] == "nosniff"
         assert "server" not in after.headers
+
+
+async def test_handshakes_in_the_event_loop_of_services(tmp_path: Path) -> None:
+    """It reads the first bytes of a connection that are there at once, before a handshake can have begun."""
+    authority, entered, released = Authority(tmp_path), threading.Event(), threading.Event()
+
+    async def held(_: Request) -> Response:
+        entered.set()
+        released.wait()  # no connection is accepted meanwhile
+        return Response()
+
+    settings = ListenerSettings(tls_certificate_file=authority.issue("service"))
+    app = Starlette(routes=[Route("/whoami", whoami), Route("/held", held)])
+    config = uvicorn.Config(app, log_config=None, lifespan="off", loop="uvloop", **server_options(settings))
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        running = asyncio.create_task(asyncio.to_thread(server.run, [listening]))
+        try:
+            async with client(authority) as http, asyncio.timeout(30):
+                holding = asyncio.create_task(http.get(f"https://localhost:{port}/held"))
+                assert await asyncio.to_thread(entered.wait, 20)
+                answer = await asyncio.to_thread(exchanged, port, authority, released)
+                assert answer.startswith(b"HTTP/1.1 200 OK")
+                assert (await holding).is_success
+        finally:
+            released.set()
+            server.should_exit = True
+            await running
+
+
+def exchanged(port: int, authority: Authority, released: threading.Event) -> bytes:
+    """Answer to a request over a connection whose first bytes were sent before the server was released, and the request
+    with the last ones of the handshake."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = client_context(ca_file=authority.ca_file)
+    tls = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+
+        def exchange(step: Callable[[], Any]) -> Any:
+            while True:
+                try:
+                    return step()
+                except ssl.SSLWantReadError:
+                    connection.sendall(outgoing.read())
+                    released.set()
+                    incoming.write(connection.recv(65_536))
+
+        exchange(tls.do_handshake)
+        tls.write(b"GET /whoami HTTP/1.1\r\nHost: a\r\n\r\n")
+        return bytes(exchange(lambda: tls.read(1_000)))
 
 
 async def test_client_certificates(tmp_path: Path) -> None:
@@ -194,10 +257,15 @@ async def left_open(port: int, text: bytes) -> bytes:
     """What a connection that has sent this gets until the service closes it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(text)
+    got = b""
     try:
-        return await reader.read()
+        while part := await reader.read(LARGE_BYTES):
+            got += part
+    except ConnectionResetError:  # it had not read all
+        pass
     finally:
         writer.close()
+    return got
 
 
 @pytest.mark.parametrize(
@@ -217,6 +285,55 @@ async def test_half_a_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch,
     async with serving() as port:
         assert await left_open(port, sent) == b""
         assert (await left_open(port, whole + sent)).count(b"200 OK") == 1
+
+
+async def test_a_header_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that is not, or does not end, no more is read: it would be kept in memory."""
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 600.0)
+    async with serving() as port, asyncio.timeout(30):
+        for begun in (b"GET /", b"GET / HTTP/1.1\r\nHost: a\r\nX: "):
+            header = begun + b"a" * 1_000_000
+            answer = await left_open(port, header)
+            assert not answer or answer.startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_connection_sends_few_requests_at_once() -> None:
+    """Each would be kept in memory until those before it are answered."""
+    request = b"GET /whoami HTTP/1.1\r\nHost: a\r\n\r\n"
+    last = request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    async with serving() as port:
+        assert (await left_open(port, (PIPELINED_MAX - 1) * request + last)).count(b"200 OK") == PIPELINED_MAX
+        assert (await left_open(port, 10 * PIPELINED_MAX * request + last)).count(b"200 OK") <= PIPELINED_MAX
+
+
+async def test_half_an_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That nobody reads the rest of it would keep the connection open, and its file, even once it is closed."""
+    monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.5)
+    async with serving() as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)  # it stops reading at once
+        try:
+            writer.write(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+            await until(lambda: bool(TimedProtocol.opened), "the connection is open")
+            await until(lambda: not TimedProtocol.opened, "the connection is ended")
+        finally:
+            writer.transport.abort()
+
+
+class Upgraded(asyncio.Protocol):
+    """A protocol of WebSockets that closes its connections."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+async def test_no_connection_has_another_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of WebSockets, which some package may bring along, would count and limit none of them."""
+    monkeypatch.setattr(websockets, "AutoWebSocketsProtocol", Upgraded)
+    async with serving() as port, httpx2.AsyncClient(trust_env=False) as http:
+        headers = {"Connection": "Upgrade", "Upgrade": "websocket"}
+        assert (await http.get(f"http://127.0.0.1:{port}/whoami", headers=headers)).status_code == 200
 
 
 async def test_half_a_hand_shake_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +364,19 @@ async def test_connections_that_send_nothing_keep_nobody_out() -> None:
         waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         async with httpx2.AsyncClient(trust_env=False) as http:
             assert (await http.get(f"http://127.0.0.1:{port}/whoami")).is_success
+        assert await waiting[0][0].read() == b""
+        for _, writer in waiting:
+            writer.close()
+
+
+async def test_half_hand_shakes_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count as connections, and take no files that the process needs for others."""
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 600.0)
+    authority = Authority(tmp_path)
+    async with serving(tls_certificate_file=authority.issue("service"), connections_max=3) as port:
+        waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        async with client(authority) as http:
+            assert (await http.get(f"https://localhost:{port}/whoami")).is_success
         assert await waiting[0][0].read() == b""
         for _, writer in waiting:
             writer.close()

@@ -152,6 +152,15 @@ async def test_unknown_fields_of_a_report_are_counted(client: httpx2.AsyncClient
     assert unknown._value.get() == before + 2
 
 
+async def test_a_report_is_small(client: httpx2.AsyncClient) -> None:
+    """Who registers has no token yet, and would otherwise have fields by the hundred thousand decoded and counted."""
+    body = {"state": "x", "parts": []} | {f"unknown-{number}": 0 for number in range(10_000)}
+    answer = await client.post("/things/told", json=body)
+    assert (answer.status_code, answer.json()["type"]) == (413, "urn:slipway:problem:body-too-large")
+    body = {"state": "x" * 50_000, "parts": []}
+    assert (await client.post("/things/told", json=body)).status_code == 200
+
+
 async def test_a_method_that_a_path_lacks(client: httpx2.AsyncClient) -> None:
     """The refusal names those that it has (RFC 9110 §15.5.6), of all of its routes."""
     answer = await client.delete("/things")

@@ -55,7 +55,7 @@ from slipway_common.web.certificates import EVERY_SECONDS as CERTIFICATES_SECOND
 from slipway_common.web.certificates import CertificateWatch
 from slipway_common.web.conditional import Conditional
 from slipway_common.web.limits import CallerLimits
-from slipway_common.web.listening import ForHost, ListenerSettings, Server, divided, server_options
+from slipway_common.web.listening import ForHost, ListenerSettings, divided, server_options
 from slipway_common.web.paths import FromAddress, InTrace, PathAsSent
 from slipway_common.web.runtime import Runtime
 from slipway_common.web.status import Status
@@ -177,7 +177,7 @@ class Service:
         config = uvicorn.Config(
             app, log_config=None, access_log=False, timeout_graceful_shutdown=5, **server_options(self.settings)
         )
-        Server(config).run([listening])
+        uvicorn.Server(config).run([listening])
 
     def _listening(self) -> socket.socket:
         """Socket of the HTTP API, bound before anything starts."""

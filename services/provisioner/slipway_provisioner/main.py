@@ -13,6 +13,7 @@ from slipway_common.base.text import listed
 from slipway_common.database.process_alerts import StartNotice
 from slipway_common.measure import MEASURE_SECONDS
 from slipway_common.service import Loop, Service
+from slipway_common.web.bodies import REPORT_BYTES_MAX
 from slipway_common.web.runtime import Runtime
 from slipway_provisioner.apply.enrolment import Enroller
 from slipway_provisioner.apply.recovery import stop_until_confirmed
@@ -186,7 +187,7 @@ def build(settings: Settings) -> Service:
         resources=[open_providers()],
         state={
             "settings": settings,
-            "body_bytes_max": {"/declaration": declaration.BODY_BYTES_MAX},
+            "body_bytes_max": {"/declaration": declaration.BODY_BYTES_MAX, "/workers/register": REPORT_BYTES_MAX},
             "providers": providers,
             "owner_of": owners.of,
             "enroller": Enroller(

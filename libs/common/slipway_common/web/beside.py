@@ -8,10 +8,10 @@ from typing import Any
 
 import uvicorn
 
-from slipway_common.web.listening import ListenerSettings, Server, server_options
+from slipway_common.web.listening import ListenerSettings, server_options
 
 
-class _Server(Server):
+class _Server(uvicorn.Server):
     """A server without signal handlers: its process handles the signals."""
 
     @contextlib.contextmanager

@@ -30,7 +30,7 @@ from msgspec.inspect import (
 from slipway_api.events.decoding import EventDecoder
 from slipway_common.observability.metrics import counter
 from slipway_common.web.parameters import QueryParameters
-from slipway_common.web.problem import Problem, invalid_part
+from slipway_common.web.problem import Problem, invalid_part, too_large
 
 T = TypeVar("T")
 UNKNOWN: Final = counter("slipway_unknown_fields_total")
@@ -45,6 +45,8 @@ BOUNDS: Final = {"<=": "at most", ">=": "at least"}
 NO_TIME: Final = "Invalid RFC3339 encoded datetime"
 TIMESTAMP: Final = 'a timestamp such as "2026-01-05T09:59:58Z"'
 SHOWN_MAX: Final = 20
+REPORT_BYTES_MAX: Final = 65_536
+"""Size of a report, of which the largest text has 12 kB. A machine that registers has no token before it is decoded."""
 REQUEST: Final = "request"
 NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -74,13 +76,14 @@ class DeclaredBody:
         self._type = type_info(type_)
 
     async def read(self, request: Request) -> Any:
-        """The decoded body of a request. Raises Problem 400 for what is no JSON, and 422 with the place of the first
-        part that is not valid, and its remedy."""
+        """The decoded body of a request. Raises Problem 400 for what is no JSON, 413 for a report that is too large,
+        and 422 with the place of the first part that is not valid, and its remedy."""
         body = await request.body()
+        if self._counts and len(body) > REPORT_BYTES_MAX:
+            raise too_large(REPORT_BYTES_MAX)
         decoded = self._decode(body)
-        if self._counts:
-            for _ in _unknown(_any_json(body), self._type):
-                UNKNOWN.labels(self.type.__name__).inc()
+        if self._counts and (number := sum(1 for _ in _unknown(_any_json(body), self._type))):
+            UNKNOWN.labels(self.type.__name__).inc(number)
         return decoded
 
 

@@ -1,13 +1,10 @@
 """How a service listens: addresses, TLS by certificate files, proxies before it, and the names that it answers to."""
 
-import asyncio
 import ipaddress
-import socket
 import ssl
 from pathlib import Path
 from typing import Any, Final, Self
 
-import uvicorn
 from pydantic import model_validator
 from starlette.datastructures import Headers
 
@@ -70,26 +67,6 @@ class ListenerSettings(EnvironmentSettings):
         )
 
 
-class Server(uvicorn.Server):
-    """Server whose TLS handshakes have as long as a header."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        limit_handshakes(asyncio.get_running_loop())
-        await super().startup(sockets)
-
-
-def limit_handshakes(loop: Any) -> None:
-    """Limit the time of TLS handshakes with servers of an event loop, which waits a minute for each: uvicorn has no
-    option for it. Until then a connection is not counted, and not ours to close."""
-    create = type(loop).create_server
-
-    async def create_server(*arguments: Any, ssl: ssl.SSLContext | None = None, **options: Any) -> Any:
-        limit = {} if ssl is None else {"ssl_handshake_timeout": connections.HEADER_SECONDS}
-        return await create(loop, *arguments, ssl=ssl, **limit | options)
-
-    loop.create_server = create_server
-
-
 def server_options(settings: ListenerSettings) -> dict[str, Any]:
     """Arguments of uvicorn's configuration."""
     context = settings.tls_context()
@@ -97,9 +74,9 @@ def server_options(settings: ListenerSettings) -> dict[str, Any]:
         "forwarded_allow_ips": list(divided(settings.trusted_proxies)),
         "proxy_headers": bool(settings.trusted_proxies),
         "server_header": False,
+        "ws": "none",  # no route has one, and its protocol has neither time limits nor a maximum of connections
         "headers": [*HEADERS, *(OVER_TLS if context is not None else ())],
-        **connections.timed_protocol(settings.connections_max),
-        "ssl_context_factory": None if context is None else lambda *_: context,
+        **connections.timed_protocol(settings.connections_max, context),
     }
 
 

@@ -70,7 +70,7 @@ class BodyLimit:
         maximum = by_path.get(scope["path"], BODY_BYTES_MAX)
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         if not announced.isdigit() or int(announced) > maximum:
-            await _too_large(maximum)(scope, receive, send)
+            await answer(too_large(maximum))(scope, receive, send)
             return
         read = 0
 
@@ -85,15 +85,16 @@ class BodyLimit:
         try:
             await self.app(scope, counted, send)
         except _TooLarge:
-            await _too_large(maximum)(scope, receive, send)
+            await answer(too_large(maximum))(scope, receive, send)
 
 
 class _TooLarge(Exception):
     pass
 
 
-def _too_large(maximum: int) -> Response:
-    return answer(Problem(413, "body-too-large", "The body is too large", f"at most {maximum} bytes are accepted"))
+def too_large(maximum: int) -> Problem:
+    """Refusal of a body with more bytes than this."""
+    return Problem(413, "body-too-large", "The body is too large", f"at most {maximum} bytes are accepted")
 
 
 def _allowed(request: Request) -> set[str]:

@@ -1,6 +1,5 @@
 """HTTP routes common to all services: health, status, metrics, dead letters, stopped partitions."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
@@ -70,7 +69,7 @@ async def readyz(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Answer[Rea
     database = runtime.people_database or runtime.database
     if database is not None and not reasons:
         try:
-            await asyncio.wait_for(database.fetchval("SELECT 1"), 2)
+            await runtime.ask_database(database)
         except Exception as error:
             reasons.append(f"database: {error_text(error)}")
     readiness = Readiness(ready=not reasons, reasons=reasons)

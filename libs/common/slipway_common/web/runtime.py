@@ -1,6 +1,7 @@
 """State of a running service, and the FastAPI dependencies that give routes access to it."""
 
 import asyncio
+from typing import Any, Final
 
 from fastapi import Request
 
@@ -12,6 +13,8 @@ from slipway_common.messaging.partitions import Partitions
 from slipway_common.messaging.relay import Relay
 from slipway_common.messaging.views import Reader
 from slipway_common.web.problem import Problem
+
+PROBE_SECONDS: Final = 2.0
 
 
 class Runtime:
@@ -31,6 +34,14 @@ class Runtime:
         self.relay: Relay | None = None
         self.wakeups: list[asyncio.Event] = []
         self.stopping = asyncio.Event()
+        self._asked: asyncio.Task[Any] | None = None
+
+    async def ask_database(self, database: Database) -> None:
+        """Have the database answer, once for all probes that wait: they need no token, and have no limit. Raises the
+        error of it, also if it takes long."""
+        if self._asked is None or self._asked.done():
+            self._asked = asyncio.create_task(asyncio.wait_for(database.fetchval("SELECT 1"), PROBE_SECONDS))
+        await asyncio.shield(self._asked)
 
     def wake(self) -> None:
         """Wake every loop and the relay after a commit."""
