@@ -4,7 +4,7 @@ import os
 import pwd
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -13,7 +13,7 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.port import ProviderSettings
 from slipway_provisioner.providers.process import Processes
-from slipway_terraform.runs.files import read_written
+from slipway_terraform.runs.files import LOCK_FILE, RunFolder, read_written
 from tests.support.harness import until
 from tests.support.linux import needs_linux
 from tests.support.provider_contract import clear
@@ -124,6 +124,59 @@ def test_a_link_of_a_module_names_no_file_of_the_service(tmp_path: Path) -> None
         with pytest.raises(OSError, match=r"no file of the process's user|Too many levels"):
             read_written(state, user)
         state.unlink()
+
+
+def test_a_link_of_a_module_is_no_lock_file(tmp_path: Path) -> None:
+    """What was installed for a module belongs to the user of its commands, and is copied by the service."""
+    user, secret, prepared = ChildUser.named(USER), tmp_path / "secret", tmp_path / "prepared"
+    secret.write_text("the-key")
+    (prepared / ".terraform").mkdir(parents=True)
+    lock = prepared / LOCK_FILE
+    folder = RunFolder(tmp_path / "runs", user)
+    folder.open(None)
+    try:
+        lock.write_text("locked")
+        user.own(lock)
+        with folder.workspace("first", prepared, {}, None) as run:
+            assert (run / LOCK_FILE).read_text() == "locked"
+        lock.unlink()
+        lock.symlink_to(secret)
+        with pytest.raises(OSError, match="Too many levels"), folder.workspace("second", prepared, {}, None):
+            pass
+    finally:
+        folder.close()
+
+
+async def test_a_link_of_a_command_is_no_log(as_other: Processes, tmp_path: Path) -> None:
+    """The folder of logs may be one in which the user of the commands writes."""
+    (tmp_path / "secret").write_text("the-key")
+    log = tmp_path / "batch-0.log"
+    log.symlink_to(tmp_path / "secret")
+    place = account(log_folder=str(tmp_path))
+    assert await as_other.console_output(place, "batch", "any") == ""
+    log.unlink()
+    log.write_text("printed")
+    assert await as_other.console_output(place, "batch", "any") == "printed"
+    ChildUser.named(USER).own(log)
+    assert await as_other.console_output(place, "batch", "any") == ""
+
+
+def test_a_folder_is_given_away_after_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose folder it is could put a link in the place of what comes later, and be given the file that it names."""
+    given: list[str] = []
+    chown = os.chown
+
+    def record(path: Any, *arguments: Any, **options: Any) -> None:
+        given.append(Path(path).name)
+        chown(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "chown", record)
+    (tmp_path / "run" / "module").mkdir(parents=True)
+    (tmp_path / "run" / "module" / "main.tf").touch()
+    (tmp_path / "run" / "link").symlink_to("/etc")
+    ChildUser.named(USER).own(tmp_path / "run")
+    assert sorted(given) == ["link", "main.tf", "module", "run"]
+    assert given.index("main.tf") < given.index("module") < given.index("run") == 3
 
 
 def test_without_the_right_to_become_it_a_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,12 @@ import logging
 import os
 import secrets
 import shutil
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from slipway_common.base.process.guard import Guard
-from slipway_common.base.process.users import ChildUser
+from slipway_common.base.process.users import ChildUser, open_written
 from slipway_terraform.domain.errors import DiskFull, OperationInProgress, SpecInvalid
 from slipway_terraform.domain.sockets import SOCKET_BYTES_MAX
 
@@ -47,13 +46,8 @@ def disk_full(what: str) -> Iterator[None]:
 
 
 def read_written(path: Path, user: ChildUser | None) -> bytes:
-    """Content of a file that a process has written. Raises OSError, also unless it is a file of the process's user: a
-    link of a module could name one that only we may read."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or (user is not None and found.st_uid != user.uid):
-            raise PermissionError(errno.EPERM, "no file of the process's user", str(path))
+    """Content of a file that a process has written. Raises OSError, also unless it is a file of the process's user."""
+    with open_written(path, None if user is None else user.uid) as file:
         return file.read()
 
 
@@ -177,8 +171,8 @@ class RunFolder:
                 (path / "module").symlink_to(prepared / "module")
                 for part in (prepared / DATA).iterdir():
                     (path / DATA / part.name).symlink_to(part)
-                if (prepared / LOCK_FILE).exists():
-                    shutil.copyfile(prepared / LOCK_FILE, path / LOCK_FILE)
+                with contextlib.suppress(FileNotFoundError):
+                    write_private(path / LOCK_FILE, read_written(prepared / LOCK_FILE, self.user))
                 for name, content in root.items():
                     write_private(path / name, content)
                 if state is not None:

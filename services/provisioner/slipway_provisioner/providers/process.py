@@ -6,6 +6,7 @@ instance. Processes that still carry the tag once its leader is gone are listed 
 """
 
 import asyncio
+import contextlib
 import errno
 import glob
 import os
@@ -29,6 +30,7 @@ from slipway_common.base.process import identities
 from slipway_common.base.process.groups import ended, filled_pipe, handed_on
 from slipway_common.base.process.identities import INSTANCE_TAG, TAG_PARTS, Process
 from slipway_common.base.process.programs import launching
+from slipway_common.base.process.users import open_written
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain import account_check
 from slipway_provisioner.domain.account_check import CheckState, Finding
@@ -394,14 +396,15 @@ def _standard_input(content: bytes) -> BinaryIO:
 
 def _log(folder: Path, name: str) -> BinaryIO:
     folder.mkdir(parents=True, exist_ok=True)
-    return os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(folder / name, flags, 0o600), "ab")
 
 
 def _tail(folder: Path, batch_id: str) -> str:
-    """End of the first log of a batch; empty if it has none."""
+    """End of the first log of a batch that is a file of ours; empty if it has none."""
     for path in sorted(folder.glob(f"{glob.escape(batch_id)}-*.log")):
-        with path.open("rb") as log:
-            log.seek(max(0, path.stat().st_size - CONSOLE_BYTES_MAX))
+        with contextlib.suppress(OSError), open_written(path, os.geteuid()) as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - CONSOLE_BYTES_MAX))
             return log.read().decode(errors="replace")
     return ""
 

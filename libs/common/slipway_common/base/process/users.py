@@ -1,9 +1,11 @@
 """User as whom a service starts commands that are not its own, so that they reach nothing that is the service's."""
 
+import errno
 import os
 import pwd
+import stat
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import BinaryIO, Final, NamedTuple, Self
 
 CAPABILITIES: Final = {
     "CHOWN": 0,
@@ -53,13 +55,24 @@ class ChildUser(NamedTuple):
         return ":".join((str(self.uid), str(self.gid), ",".join(map(str, self.groups))))
 
     def own(self, *paths: Path) -> None:
-        """Make files and folders, with all that is in them, those of the user; links are not followed."""
+        """Make files and folders, with all that is in them, those of the user; links are not followed. A folder comes
+        after what is in it: other processes of the user could put a link in its place."""
         for path in paths:
-            for folder, _, files in os.walk(path):
-                for each in (folder, *(os.path.join(folder, file) for file in files)):
-                    os.chown(each, self.uid, self.gid, follow_symlinks=False)
-            if not path.is_dir() or path.is_symlink():
-                os.chown(path, self.uid, self.gid, follow_symlinks=False)
+            for _, folders, files, folder in os.fwalk(path, topdown=False):
+                for name in (*folders, *files):
+                    os.chown(name, self.uid, self.gid, dir_fd=folder, follow_symlinks=False)
+            os.chown(path, self.uid, self.gid, follow_symlinks=False)
+
+
+def open_written(path: Path, uid: int | None) -> BinaryIO:
+    """Open a file that another process has written. Raises OSError, also unless it is a file of this user [default:
+    anybody's]: a link in its place could name one that only we may read, and to open a pipe would not end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or uid not in (None, found.st_uid):
+        os.close(handle)
+        raise PermissionError(errno.EPERM, "no file of the process's user", str(path))
+    return os.fdopen(handle, "rb")
 
 
 def _missing() -> list[str]:
