@@ -364,6 +364,7 @@ async def test_a_parameter_that_a_route_lacks(service: str, postgres: EmbeddedPo
                 url = f"{filled(path, '1')}?{needed.get((method, path), '')}invented=1"
                 secret = new_worker_token() if access == WORKER else secrets[Held("admin")]
                 given.app.state.limits = CallerLimits(1.0)
+                given.app.state.limits.prove(hash_secret(secret))
                 if access != OPEN:
                     refused = await client.request(method, url)
                     assert refused.status_code == 401, (method, path)

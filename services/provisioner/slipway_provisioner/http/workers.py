@@ -131,9 +131,9 @@ def _agent(worker_id: str, token_sha256: str) -> Agent:
 
 async def _identify(request: Request, token_sha256: str) -> None:
     """Raise Problem unless the token is that of the worker in the path."""
-    agent, db = _agent(request.path_params["worker_id"], token_sha256), await reports_database(request)
+    db = await reports_database(request)
     async with _problems(db), db.acquire() as connection:
-        await reports.identify(connection, agent)
+        await reports.identify(connection, _agent(request.path_params["worker_id"], token_sha256))
 
 
 TokenHash = Annotated[str, Depends(OwnWorker(_identify))]
