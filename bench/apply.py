@@ -192,7 +192,7 @@ class Round:
         return await asyncio.to_thread(self._put_now, declared, **how)
 
     def _put_now(self, declared: Declarations, **how: Any) -> DeclarationResult:
-        return self.api.put_lines(DeclarationResult, "provisioner", "/declaration", declared.lines, **how)
+        return self.api.put(DeclarationResult, "provisioner", "/declaration", declared.lines, **how)
 
     async def _timed(self, name: str, phase: str, step: Callable[[], Any]) -> Any:
         began = time.monotonic()

@@ -72,7 +72,7 @@ def test_the_command_asks_again(served: tuple[Busy, str]) -> None:
     api, began = Api({"provisioner": url}), time.monotonic()
     assert api.get(Items[str], "provisioner", "/pools").items == ["pools"]
     assert time.monotonic() - began >= SECONDS
-    lines = api.put_lines(Items[str], "provisioner", "/declaration", lambda: iter([b"a\n", b"b\n"]))
+    lines = api.put(Items[str], "provisioner", "/declaration", lambda: iter([b"a\n", b"b\n"]))
     assert lines.items == ["declaration"]
     assert busy.received[2:] == [("declaration", b"a\nb\n")] * 2
 

@@ -6,12 +6,16 @@ The library for HTTP of `slipway top` and `slipway-alerts` takes longer to impor
 import select
 import socket
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import SplitResult, urlencode, urlsplit
 
 import h11
 
 from slipway_client.transport.failed import Failed
+
+if TYPE_CHECKING:
+    import ssl
 
 READ_BYTES: Final = 65_536
 PORTS: Final = {"http": 80, "https": 443}
@@ -49,33 +53,21 @@ class Connections:
         OSError, and ValueError for a URL that is none."""
         query = _query(parameters)
         url = f"{self._url}{path}{'?' if query else ''}{query}"
-        where = urlsplit(url)
+        where = address(url)
         framing = ("Content-Length", str(len(body))) if isinstance(body, bytes) else ("Transfer-Encoding", "chunked")
-        head = h11.Request(
-            method=method,
-            target=(where.path or "/") + (f"?{query}" if query else ""),
-            headers=[
-                ("Host", where.netloc.rpartition("@")[2]),
-                ("Accept-Encoding", "gzip"),
-                *self._headers.items(),
-                *(headers or {}).items(),
-                *([framing] if body or method != "GET" else []),
-            ],
-        )
+        given = {"Accept-Encoding": "gzip", **self._headers, **(headers or {})}
+        head = request_head(method, where, [*given.items(), *([framing] if body or method != "GET" else [])])
         connection = self._kept() or _Connection(where, self._timeout_seconds)
         try:
-            status, reason, received, content = connection.exchange(head, [body] if isinstance(body, bytes) else body)
+            read = connection.exchange(head, [body] if isinstance(body, bytes) else body)
         except h11.ProtocolError as error:
-            connection.close()
             raise ConnectionError(str(error)) from error
-        except BaseException:
-            connection.close()
-            raise
-        if connection.is_reusable():
-            self._idle.append(connection)
-        else:
-            connection.close()
-        return Response(status, reason, received, content, url)
+        finally:
+            if connection.is_reusable():
+                self._idle.append(connection)
+            else:
+                connection.close()
+        return Response(read.status, read.reason, read.headers, _plain(bytes(read.content), read.headers), url)
 
     def _kept(self) -> "_Connection | None":
         """A connection that the service has not closed."""
@@ -87,19 +79,48 @@ class Connections:
         return None
 
 
+class Reading:
+    """The answer to a request that was sent on a connection, as it arrives."""
+
+    def __init__(self, http: h11.Connection, bytes_max: float = inf) -> None:
+        self.status = 0
+        self.reason = ""
+        self.headers: dict[str, str] = {}
+        self.content = bytearray()
+        self._http = http
+        self._bytes_max = bytes_max
+
+    def receive(self, data: bytes) -> bool:
+        """Read what has arrived; True once that is all of the answer. Raises ValueError if it is too long."""
+        if not data and not self.status:
+            raise ConnectionError("the connection ended without an answer")
+        self._http.receive_data(data)
+        while (event := self._http.next_event()) is not h11.NEED_DATA:
+            match event:
+                case h11.Response():
+                    self.status, self.reason = event.status_code, event.reason.decode("latin-1")
+                    self.headers = {name.decode(): value.decode("latin-1") for name, value in event.headers}
+                case h11.Data():
+                    self.content += event.data
+                    if len(self.content) > self._bytes_max:
+                        raise ValueError(f"answered more than {self._bytes_max} bytes")
+                case h11.EndOfMessage():
+                    return True
+        return False
+
+
 class _Connection:
     def __init__(self, where: SplitResult, timeout_seconds: float) -> None:
-        if where.scheme not in PORTS or not where.hostname:
-            raise ValueError(f"{where.geturl()} is not an address such as http://127.0.0.1:7301")
-        host = where.hostname
+        context = _context() if where.scheme == "https" else None
+        host = where.hostname or ""
         self._socket = socket.create_connection((host, where.port or PORTS[where.scheme]), timeout_seconds)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._http = h11.Connection(h11.CLIENT)
-        if where.scheme == "https":
-            self._socket = _encrypted(self._socket, host)
+        if context is not None:
+            self._socket = context.wrap_socket(self._socket, server_hostname=host)
 
-    def exchange(self, head: h11.Request, body: Iterable[bytes]) -> tuple[int, str, dict[str, str], bytes]:
-        """Status, reason, headers and body of the answer to a request."""
+    def exchange(self, head: h11.Request, body: Iterable[bytes]) -> Reading:
+        """The answer to a request."""
         try:
             self._send(head)
             for part in body:
@@ -107,22 +128,10 @@ class _Connection:
             self._send(h11.EndOfMessage())
         except (BrokenPipeError, ConnectionResetError):
             self._http.send_failed()  # a service refuses a body before its end: its answer is there
-        status, reason, headers, content = 0, "", dict[str, str](), bytearray()
-        while True:
-            match self._http.next_event():
-                case h11.NEED_DATA:
-                    if not (read := self._socket.recv(READ_BYTES)) and not status:
-                        raise ConnectionError("the connection ended without an answer")
-                    self._http.receive_data(read)
-                case h11.Response() as answer:
-                    status, reason = answer.status_code, answer.reason.decode("latin-1")
-                    headers = {name.decode(): value.decode("latin-1") for name, value in answer.headers}
-                case h11.Data() as data:
-                    content += data.data
-                case h11.EndOfMessage():
-                    return status, reason, headers, _plain(bytes(content), headers)
-                case _:
-                    pass  # informational
+        reading = Reading(self._http)
+        while not reading.receive(self._socket.recv(READ_BYTES)):
+            pass
+        return reading
 
     def _send(self, event: h11.Request | h11.Data | h11.EndOfMessage) -> None:
         self._socket.sendall(self._http.send(event) or b"")
@@ -142,18 +151,28 @@ class _Connection:
         self._socket.close()
 
 
-def _encrypted(connected: socket.socket, host: str) -> socket.socket:
+def address(url: str) -> SplitResult:
+    """Parts of a URL. Raises ValueError if it is none."""
+    where = urlsplit(url)
+    if where.scheme not in PORTS or not where.hostname:
+        raise ValueError(f"{url} is not an address such as http://127.0.0.1:7301")
+    return where
+
+
+def request_head(method: str, where: SplitResult, headers: Iterable[tuple[str, str]]) -> h11.Request:
+    """The head of a request."""
+    target = (where.path or "/") + (f"?{where.query}" if where.query else "")
+    return h11.Request(method=method, target=target, headers=[("Host", where.netloc.rpartition("@")[2]), *headers])
+
+
+def _context() -> "ssl.SSLContext":
     from slipway_client.transport import trust
     from slipway_common.base.tls import UnusableFile
 
     try:
-        return trust.context().wrap_socket(connected, server_hostname=host)
+        return trust.context()
     except UnusableFile as error:
-        connected.close()
         raise Failed(f"TLS cannot be used: {error}\nCheck --ca, --certificate and --key.") from error
-    except BaseException:
-        connected.close()
-        raise
 
 
 def _query(parameters: Mapping[str, object]) -> str:

@@ -7,22 +7,26 @@ up the time that a worker may take to start.
 import asyncio
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from math import inf
+from random import Random
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any, Final, NamedTuple, TypeVar
 
 import h11
 import msgspec
 
 from slipway_client.transport import trust
-from slipway_client.transport.backoff import retry_after_seconds
+from slipway_client.transport.backoff import Backoff, next_backoff, retry_after_seconds
+from slipway_client.transport.connections import PORTS, READ_BYTES, Reading, address, request_head
 from slipway_client.transport.decoding import UNREADABLE
+from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.tls import UnusableFile
 
 REQUEST_SECONDS: Final = 10.0
 ANSWER_BYTES_MAX: Final = 1 << 20
+T = TypeVar("T")
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -101,6 +105,24 @@ def authorization(token: str) -> Mapping[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else NO_HEADERS
 
 
+async def retried(
+    call: Callable[[], Awaitable[T]], rng: Random, until: float = inf, failed: Callable[[NoAnswer], None] | None = None
+) -> T:
+    """Answer to a call that is repeated until it has one, at longer and longer intervals. Raises NoAnswer where another
+    attempt would be after `until`. `failed` gets the first failure."""
+    backoff = Backoff()
+    while True:
+        try:
+            return await call()
+        except NoAnswer as error:
+            backoff = next_backoff(backoff, monotonic_seconds(), rng.random(), error.retry_after_seconds)
+            if backoff.retry_at > until:
+                raise
+            if failed is not None and backoff.failures == 1:
+                failed(error)
+            await asyncio.sleep(max(0.0, backoff.retry_at - monotonic_seconds()))
+
+
 async def exchange(
     method: str, url: str, body: bytes, *, headers: Mapping[str, str] = NO_HEADERS, seconds: float
 ) -> Received:
@@ -141,49 +163,24 @@ async def _request(method: str, url: str, body: bytes, token: str, seconds: floa
 
 
 async def _exchange(method: str, url: str, body: bytes, more_headers: Mapping[str, str]) -> Received:
-    where = urlsplit(url)
-    if where.scheme not in {"http", "https"} or not where.hostname:
-        raise ValueError(f"{url} is not an address such as http://127.0.0.1:7301")
-    port = where.port or (443 if where.scheme == "https" else 80)
-    headers = [
-        ("Host", where.netloc.rpartition("@")[2]),
-        ("Connection", "close"),
-        ("Accept", "application/json"),
-        ("Content-Type", "application/json"),
-        ("Content-Length", str(len(body))),
-        *more_headers.items(),
-    ]
-    target = (where.path or "/") + (f"?{where.query}" if where.query else "")
+    where = address(url)
+    headers = {
+        "Connection": "close",
+        "Accept": "application/json",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        **more_headers,
+    }
     connection = h11.Connection(h11.CLIENT)
-    reader, writer = await asyncio.open_connection(
-        where.hostname, port, ssl=trust.context() if where.scheme == "https" else None
-    )
+    tls = trust.context() if where.scheme == "https" else None
+    reader, writer = await asyncio.open_connection(where.hostname, where.port or PORTS[where.scheme], ssl=tls)
     try:
-        for event in (h11.Request(method=method, target=target, headers=headers), h11.Data(body), h11.EndOfMessage()):
+        for event in (request_head(method, where, headers.items()), h11.Data(body), h11.EndOfMessage()):
             writer.write(connection.send(event) or b"")
-        return await _answer(connection, reader)
+        reading = Reading(connection, ANSWER_BYTES_MAX)
+        while not reading.receive(await reader.read(READ_BYTES)):
+            pass
+        seconds = retry_after_seconds(reading.headers.get("retry-after", ""))
+        return Received(reading.status, bytes(reading.content), seconds)
     finally:
         writer.transport.abort()  # nothing is left to send, so there is no need to wait for a clean close
-
-
-async def _answer(connection: h11.Connection, reader: asyncio.StreamReader) -> Received:
-    status, content, pause_seconds = 0, bytearray(), 0.0
-    while True:
-        match connection.next_event():
-            case h11.NEED_DATA:
-                received = await reader.read(65536)
-                if not received and not status:
-                    raise ConnectionError("the connection ended without an answer")
-                connection.receive_data(received)
-            case h11.Response() as response:
-                status = response.status_code
-                named = (value.decode("latin-1") for name, value in response.headers if name == b"retry-after")
-                pause_seconds = retry_after_seconds(next(named, ""))
-            case h11.Data() as data:
-                content += data.data
-                if len(content) > ANSWER_BYTES_MAX:
-                    raise ValueError(f"answered more than {ANSWER_BYTES_MAX} bytes")
-            case h11.EndOfMessage():
-                return Received(status, bytes(content), pause_seconds)
-            case _:
-                pass  # informational

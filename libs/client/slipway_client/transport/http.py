@@ -1,7 +1,7 @@
 """HTTP client for the services. Refusals become messages that name the object, the problem and the remedy."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from slipway_client.transport.connections import Connections, Response  # imports what only requests need
 
 PAGE_ITEMS: Final = 1_000
-JSON: Final = {"Content-Type": "application/json"}
 NO_BODY: Final = msgspec.UNSET
 DEMO: Final = "; a demo writes its own to .slipway/env"
 ADVICE: Final = {
@@ -72,20 +71,19 @@ def _token(given: str, file: Path | None) -> str:
     return token
 
 
-class Decoded(Generic[T]):
+class Decoded(msgspec.Struct, Generic[T], dict=True):
     """An object from a service: its `value` as this version knows it, and the whole of it as it was sent, with the
     fields that only a newer version has. In a list of several services each has its `service`. By its entity `tag`
     just this version of it is replaced."""
 
-    def __init__(self, value: T, raw: bytes | msgspec.Raw, service: str = "", tag: str = "") -> None:
-        self.value = value
-        self.service = service
-        self.tag = tag
-        self._raw = raw
+    value: T
+    raw: bytes | msgspec.Raw
+    service: str = ""
+    tag: str = ""
 
     @cached_property
     def sent(self) -> dict[str, object]:
-        fields = msgspec.json.decode(self._raw, type=dict[str, object])
+        fields = msgspec.json.decode(self.raw, type=dict[str, object])
         return {"service": self.service, **fields} if self.service else fields
 
 
@@ -103,43 +101,32 @@ class _Named(msgspec.Struct):
     name: str = ""
 
 
-class Api:
+class Api(msgspec.Struct, dict=True):
     """Services of one deployment for one caller, known by a token or by the file that holds it. `topic_prefix` is the
     prefix of all topic names."""
 
-    def __init__(
-        self,
-        urls: Mapping[str, str],
-        token: str = "",
-        *,
-        token_file: Path | None = None,
-        kafka: str = KAFKA,
-        topic_prefix: str = "",
-        timeout_seconds: float = 30.0,
-    ) -> None:
-        self.urls = {service: url.rstrip("/") for service, url in urls.items()}
-        self.kafka = kafka
-        self.topic_prefix = topic_prefix
-        self.timeout_seconds = timeout_seconds
-        self._token = token
-        self._token_file = token_file
+    urls: Mapping[str, str]
+    given_token: str = ""
+    token_file: Path | None = None
+    kafka: str = KAFKA
+    topic_prefix: str = ""
+    timeout_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        self.urls = {service: url.rstrip("/") for service, url in self.urls.items()}
+
+    def __repr__(self) -> str:
+        return f"Api(urls={self.urls!r})"
 
     def within(self, timeout_seconds: float) -> "Api":
         """The same services and token with another timeout per call."""
-        return Api(
-            self.urls,
-            self._token,
-            token_file=self._token_file,
-            kafka=self.kafka,
-            topic_prefix=self.topic_prefix,
-            timeout_seconds=timeout_seconds,
-        )
+        return msgspec.structs.replace(self, timeout_seconds=timeout_seconds)
 
     @cached_property
     def token(self) -> str:
         """Access token, read when it is first needed; empty without one. Raises Failed for an unreadable file, and for
         a text that is no token."""
-        return _token(self._token, self._token_file)
+        return _token(self.given_token, self.token_file)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -159,9 +146,9 @@ class Api:
     def read(
         self, type_: type[T], service: str, path: str, method: str = "GET", body: object = NO_BODY, **given: Parameter
     ) -> Decoded[T]:
-        """The answer to a request, also as it was sent."""
-        content = b"" if body is NO_BODY else msgspec.json.encode(body)
-        answer = self._answer(method, service, path, given, content=content, headers=JSON if content else None)
+        """The answer to a request, also as it was sent. A callable `body` returns the parts of lines of JSON, for each
+        attempt."""
+        answer = self._answer(method, service, path, given, body)
         return Decoded(_decoded(answer, type_), answer.content, tag=answer.headers.get("etag", ""))
 
     def items(
@@ -180,7 +167,7 @@ class Api:
         while limit is None or len(found) < limit:
             most = PAGE_ITEMS if limit is None else min(PAGE_ITEMS, limit - len(found))
             wanted = None if limit is None and cursor is None else most  # only a list with a next page has a limit
-            answer = self._answer("GET", service, path, {**parameters, "limit": wanted, "cursor": cursor})
+            answer = self._answer("GET", service, path, {**parameters, "limit": wanted, "cursor": cursor}, NO_BODY)
             page = _decoded(answer, _Listed)
             found += [Decoded(_decoded(answer, type_, item), item) for item in page.items]
             cursor = page.next
@@ -202,7 +189,7 @@ class Api:
             except Failed as error:
                 errors.append(str(error))
             else:
-                rows += [Decoded(row.value, row._raw, name) for row in found]
+                rows += [msgspec.structs.replace(row, service=name) for row in found]
         text = "\n".join(dict.fromkeys(errors))  # one that all have only once
         if len(errors) == len(asked):
             raise Failed(text)
@@ -213,15 +200,7 @@ class Api:
 
     def put_tagged(self, type_: type[T], service: str, path: str, body: object, tag: str, **parameters: Parameter) -> T:
         """Replace the version of an object that has this entity tag; refused with 412 if there is another by now."""
-        content, headers = msgspec.json.encode(body), {**JSON, "If-Match": tag}
-        return _decoded(self._answer("PUT", service, path, parameters, content=content, headers=headers), type_)
-
-    def put_lines(
-        self, type_: type[T], service: str, path: str, body: Callable[[], Iterable[bytes]], **parameters: Parameter
-    ) -> T:
-        """PUT newline-delimited JSON, sent chunk by chunk; `body` is called for each attempt."""
-        headers = {"Content-Type": "application/x-ndjson"}
-        return _decoded(self._answer("PUT", service, path, parameters, content=body, headers=headers), type_)
+        return _decoded(self._answer("PUT", service, path, parameters, body, tag), type_)
 
     def post(self, type_: type[T], service: str, path: str, body: object) -> T:
         return self.read(type_, service, path, "POST", body).value
@@ -229,39 +208,33 @@ class Api:
     def delete(self, type_: type[T], service: str, path: str, **parameters: Parameter) -> T:
         return self.read(type_, service, path, "DELETE", NO_BODY, **parameters).value
 
-    def not_found(self, refused: Failed) -> str | None:
-        """Message for an unknown ID that names the existing ones; None for other refusals, or if they are unknown."""
-        if refused.slug not in LISTED:
-            return None
-        kind, service, collection = LISTED[refused.slug]
-        if not refused.path.startswith(f"{collection}/"):
-            return None
+    def name_existing(self, refused: Failed) -> None:
+        """Name the existing IDs in the message for an unknown one; other refusals stay as they are."""
+        kind, service, collection = LISTED.get(refused.slug, ("", "", ""))
+        if not kind or not refused.path.startswith(f"{collection}/"):
+            return
         id_ = unquote(refused.path.removeprefix(f"{collection}/").partition("/")[0])
         try:
             rows = self.items(_Named, service, collection)
         except Failed:
-            return None
+            return
         existing = list(dict.fromkeys(row.name or row.id for row in rows))  # one for all revisions
         there = f"there {'is' if len(existing) == 1 else 'are'} {listed(existing, LISTED_IDS_MAX)}"
-        return printable(f"no {kind} {id_}; {there if existing else 'none is declared'}")
+        refused.args = (printable(f"no {kind} {id_}; {there if existing else 'none is declared'}"),)
 
     def _answer(
-        self,
-        method: str,
-        service: str,
-        path: str,
-        parameters: Mapping[str, Parameter],
-        *,
-        content: bytes | Callable[[], Iterable[bytes]] = b"",
-        headers: Mapping[str, str] | None = None,
+        self, method: str, service: str, path: str, given: Mapping[str, Parameter], body: object, tag: str = ""
     ) -> "Response":
         """The answer to a request, which is repeated if it was one too many."""
         connections = self._connections[service]
         until = monotonic_seconds() + self.timeout_seconds
+        headers = {"If-Match": tag} if tag else {}
+        if body is not NO_BODY:
+            headers["Content-Type"] = "application/x-ndjson" if callable(body) else "application/json"
+        content = b"" if body is NO_BODY or callable(body) else msgspec.json.encode(body)
         try:
             while True:
-                body = content() if callable(content) else content
-                answer = connections.request(method, path, parameters, body, headers)
+                answer = connections.request(method, path, given, body() if callable(body) else content, headers)
                 pause = pause_seconds(answer.status, answer.headers)
                 if pause is None or monotonic_seconds() + pause > until:
                     break
@@ -275,10 +248,8 @@ class Api:
         if answer.status < HTTPStatus.MULTIPLE_CHOICES:
             return answer
         refused = _refusal(f"the {service} at {self.urls[service]}", method, path, answer)
-        text = self.not_found(refused)
-        if text is None:
-            raise refused
-        raise Failed(text, refused.slug, refused.status, path=path, problem=refused.problem)
+        self.name_existing(refused)
+        raise refused
 
 
 def path(*parts: str) -> str:

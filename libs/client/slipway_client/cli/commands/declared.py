@@ -142,7 +142,7 @@ class _Plan:
                 DeclaredLeasePools, "lease-broker", "/lease-pools", declared.lease_pools(), **how, **given
             )
         if declared.has_others:
-            self._send["provisioner"] = lambda **given: api.put_lines(
+            self._send["provisioner"] = lambda **given: api.put(
                 DeclarationResult, "provisioner", "/declaration", declared.lines, **how, **replacing, **given
             )
         self._answers = {service: send(dry_run=True) for service, send in self._send.items()}

@@ -22,8 +22,8 @@ class _Exits(TyperGroup):
                 from slipway_client.leases.errors import exit_code
 
                 error.exit_code = exit_code(error.status, error.slug)
-            elif text := ctx.obj.not_found(error):
-                error.args = (text,)
+            else:
+                ctx.obj.name_existing(error)
             raise
 
 
