@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner, Result
 
-from slipway_api.http.lease_broker import UnleasedStart, UnleasedStarts
+from slipway_api.http.lease_broker import Lease, UnleasedStart, UnleasedStarts
 from slipway_client.cli.main import app
 from slipway_client.leases import lease
 from slipway_client.leases.environment import of_command, without_secrets
@@ -391,7 +391,8 @@ def test_no_secret_of_any_settings_reaches_a_command() -> None:
 def test_environment_of_a_command() -> None:
     outer = {"SLIPWAY_LEASE_ID": "l-0", "SLIPWAY_FENCING_TOKEN": "1", "SLIPWAY_TOKEN": "ours", "HOME": "/h"}
     assert of_command(without_secrets(outer), "p") == {"SLIPWAY_LEASE_POOL": "p", "HOME": "/h"}
-    leased = of_command(outer, "p", lease_id="l-1", fencing_token=2, token="its")
+    granted = msgspec.convert(lease_answers.lease(lease_id="l-1", fencing_token=2)[1], Lease)
+    leased = of_command(outer, "p", granted, "its")
     assert leased == {
         "SLIPWAY_LEASE_POOL": "p",
         "SLIPWAY_LEASE_ID": "l-1",

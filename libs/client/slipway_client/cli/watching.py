@@ -6,11 +6,13 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 
 import httpx2
 import msgspec
 from aiokafka.errors import KafkaError
+from msgspec.structs import replace
 
 from slipway_api.events.alert import Alert
 from slipway_api.events.pool import PoolRolledBack
@@ -111,13 +113,11 @@ class Watch:
         are narrated at the start. `zones_out` polls a simulated cloud."""
         self.changed = asyncio.Event()
         self._fetch = fetch
-        self._title = title
         self._kafka = kafka
         self._prefix = prefix
         self._interval_seconds = interval_seconds
-        self._began = utc_now()
-        self._history_seconds = history_seconds
-        self._demo = demo
+        self._since = utc_now() - timedelta(seconds=history_seconds)
+        self._read = Snapshot(now=utc_now(), title=title, demo=demo)  # what services have answered last
         self._reads: dict[str, Callable[[], Awaitable[None]]] = {
             "provisioner": self._read_provisioner,
             "weight-calculator": self._read_calculator,
@@ -125,13 +125,8 @@ class Watch:
         }
         self._alerts: dict[str, Sequence[ListedAlert]] = dict.fromkeys(self._reads, ())  # open ones, by service
         if zones_out is not None:
-            self._reads["simulator"] = self._read_zones
-        self._zones_out = zones_out
+            self._reads["simulator"] = partial(self._read_zones, zones_out)
         self._zones: frozenset[str] = frozenset()
-        self._launch_stops: Sequence[LaunchStop] = ()
-        self._pools: Sequence[Pool] = ()
-        self._configs: Sequence[Config] = ()
-        self._lease_pools: Sequence[LeasePool] = ()
         self._answered_at: dict[str, float] = {}
         self._problems: dict[str, str | None] = dict.fromkeys([*self._reads, *([KAFKA] if kafka else [])])
         self._began_at = monotonic_seconds()
@@ -161,17 +156,12 @@ class Watch:
         return {name: problem for name, problem in self._problems.items() if problem}
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(
+        return replace(
+            self._read,
             now=utc_now().astimezone(),
-            title=self._title,
             services=[self._service(name) for name in self._problems],
-            launch_stops=self._launch_stops,
             alerts=pages_first(alert for alerts in self._alerts.values() for alert in alerts),
-            pools=self._pools,
-            configs=self._configs,
-            lease_pools=self._lease_pools,
             lines=sorted(self._lines, key=lambda line: line.at),
-            demo=self._demo,
         )
 
     def take(self) -> list[EventLine]:
@@ -181,12 +171,10 @@ class Watch:
 
     def _service(self, name: str) -> Service:
         problem = self._problems[name]
-        if problem == "":
-            return Service(name=name)
-        since = self._answered_at.get(name, self._began_at)
+        age_seconds = monotonic_seconds() - self._answered_at.get(name, self._began_at)
         return Service(
             name=name,
-            unavailable_seconds=monotonic_seconds() - since,
+            unavailable_seconds=None if problem == "" else age_seconds,
             answered=name in self._answered_at,
             problem=problem or "",
         )
@@ -199,38 +187,40 @@ class Watch:
 
     async def _poll(self, service: str, read: Callable[[], Awaitable[None]]) -> None:
         while True:
-            began = monotonic_seconds()
+            began, problem = monotonic_seconds(), ""
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await read()
                     if service in self._alerts:
                         await self._read_alerts(service)
             except TimeoutError:
-                self._record_answer(service, f"no answer within {ANSWER_SECONDS:g} s")
+                problem = f"no answer within {ANSWER_SECONDS:g} s"
             except UNREADABLE as error:
-                self._record_answer(service, f"the answer is not from a {service} of this version: {error}")
+                problem = f"the answer is not from a {service} of this version: {error}"
             except Failed as error:
-                self._record_answer(service, str(error))
-            else:
-                self._record_answer(service, "")
+                problem = str(error)
+            self._record_answer(service, problem)
             await asyncio.sleep(max(0.05, began + self._interval_seconds - monotonic_seconds()))
 
     async def _read_provisioner(self) -> None:
         pools, configs, launch_stops = await asyncio.gather(
             *(self._fetch("provisioner", path) for path in ("/pools", "/launch-configs", "/launch-stops"))
         )
-        self._launch_stops = msgspec.json.decode(launch_stops, type=Items[LaunchStop]).items
-        self._pools = msgspec.json.decode(pools, type=Items[Pool]).items
         known = msgspec.json.decode(configs, type=Items[Config]).items
         shown = [config for config in known if config.state != "archived" or config.live]
-        self._configs = sorted(shown, key=lambda config: (config.pool_id, config.name, not config.current, config.id))
+        self._read = replace(
+            self._read,
+            launch_stops=msgspec.json.decode(launch_stops, type=Items[LaunchStop]).items,
+            pools=msgspec.json.decode(pools, type=Items[Pool]).items,
+            configs=sorted(shown, key=lambda config: (config.pool_id, config.name, not config.current, config.id)),
+        )
 
     async def _read_calculator(self) -> None:
         await self._fetch("weight-calculator", "/readyz")
 
     async def _read_broker(self) -> None:
         answer = await self._fetch("lease-broker", "/lease-pools")
-        self._lease_pools = msgspec.json.decode(answer, type=Items[LeasePool]).items
+        self._read = replace(self._read, lease_pools=msgspec.json.decode(answer, type=Items[LeasePool]).items)
 
     async def _read_alerts(self, service: str) -> None:
         """All pages: the page of an outage may be older than a thousand notices that followed it."""
@@ -242,14 +232,13 @@ class Watch:
             place = f"{path}&cursor={page.next}" if page.next else ""
         self._alerts[service] = rows
 
-    async def _read_zones(self) -> None:
-        assert self._zones_out is not None
-        out = await self._zones_out()
+    async def _read_zones(self, zones_out: ZonesOut) -> None:
+        out = await zones_out()
         self._add(narration.zones(self._zones, out, utc_now()))
         self._zones = out
 
     def _label(self, config_id: str) -> str:
-        return label(config_id, self._configs)
+        return label(config_id, self._read.configs)
 
     def _record_answer(self, service: str, problem: str) -> None:
         """Record that a service has answered, or its `problem`, and add lines for the differences."""
@@ -270,7 +259,7 @@ class Watch:
             return
         listening = bool(self._kafka) and not self._problems[KAFKA]
         now = utc_now()
-        for config in self._configs:
+        for config in self._read.configs:
             seen, known = narration.Health.seen(config), self._health.get(config.id)
             if not listening or known is None:
                 self._add([narration.changed(known, seen, at=now, label=self._label)])
@@ -280,7 +269,7 @@ class Watch:
 
     async def _listen(self) -> None:
         """Consume every event of the topics once; reconnects forever."""
-        since = self._began - timedelta(seconds=self._history_seconds)
+        since = self._since
         while True:
             try:
                 async with Log(self._kafka, self._prefix) as log:

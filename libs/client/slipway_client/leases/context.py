@@ -13,14 +13,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, Final, Generic, TypeVar
 
 from slipway_api.http.lease_broker import AcquireGroup, Lease
 from slipway_client.leases.admission import FAIL_OPEN_VARIABLE, UNAVAILABLE_SECONDS, Admission, FailOpen
-from slipway_client.leases.admitting import Unleased
 from slipway_client.leases.errors import LeaseLost
 from slipway_client.leases.holder import holder
 from slipway_client.leases.host import this_host
@@ -33,6 +32,7 @@ from slipway_client.transport.switch import switched_off
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import new_id
 
+Raised = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 Event = TypeVar("Event", threading.Event, asyncio.Event)
 # Signals that end a process without running any `finally`; SIGINT raises an exception already.
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
@@ -136,9 +136,7 @@ class Leasing:
         self._new_session = new_session
         self._raises = raises
         self._cleanup = contextlib.ExitStack()
-        self._thread: _BackgroundSession | None = None
-        self._session: Session | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._cleanup_async = contextlib.AsyncExitStack()
         self._held: Held[Any] | None = None
 
     def __enter__(self) -> Held[threading.Event]:
@@ -146,108 +144,86 @@ class Leasing:
         if self._new_session is not None:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(_ends_by_unwinding())
-                self._thread = _BackgroundSession(self._new_session)
-                held = self._thread.acquired()
+                held = stack.enter_context(_in_background(self._new_session))
                 self._cleanup = stack.pop_all()
         self._held = held
         return held
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._cleanup:
-            if self._thread is not None:
-                self._thread.release("failed" if kind else "done")
-        self._check(kind)
+    def __exit__(self, *raised: *Raised) -> None:
+        self._cleanup.__exit__(*raised)
+        self._check(raised[0])
 
     async def __aenter__(self) -> Held[asyncio.Event]:
         held = Held(None, asyncio.Event())
         if self._new_session is not None:
-            with contextlib.ExitStack() as stack:
+            async with contextlib.AsyncExitStack() as stack:
                 stack.enter_context(_ends_by_unwinding())
-                session = self._session = self._new_session()
-                try:
-                    held = _held(await session.acquire(), asyncio.Event())
-                except BaseException:
-                    await session.withdraw()
-                    await session.release("cancelled")
-                    raise
-                self._watching = asyncio.create_task(_watch(session, held))
-                self._cleanup = stack.pop_all()
+                held = await stack.enter_async_context(_held_by(self._new_session, asyncio.Event()))
+                self._cleanup_async = stack.pop_all()
         self._held = held
         return held
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._cleanup:
-            if self._session is not None and self._watching is not None:
-                self._watching.cancel()
-                await asyncio.gather(self._watching, return_exceptions=True)
-                await self._session.release("failed" if kind else "done")
-        self._check(kind)
+    async def __aexit__(self, *raised: *Raised) -> None:
+        await self._cleanup_async.__aexit__(*raised)
+        self._check(raised[0])
 
     def _check(self, kind: type[BaseException] | None) -> None:
         if self._raises and kind is None and self._held is not None:
             self._held.check()
 
 
-class _BackgroundSession:
-    """Lease session in a thread with its own event loop, for synchronous blocks."""
+@contextlib.asynccontextmanager
+async def _held_by(new_session: Callable[[], Session], lost: Event) -> AsyncIterator[Held[Event]]:
+    """Lease of an asynchronous block, renewed while that runs."""
+    session, result, watching = new_session(), "cancelled", set[asyncio.Task[None]]()
+    try:
+        admission = await session.acquire()
+        held = Held(admission if isinstance(admission, Lease) else None, lost)
+        watching.add(asyncio.create_task(_watch(session, held)))
+        result = "failed"
+        yield held
+        result = "done"
+    finally:
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+        await session.withdraw()
+        await session.release(result)
 
-    def __init__(self, new_session: Callable[[], Session]) -> None:
-        self._new_session = new_session
-        self._acquired: Future[Held[threading.Event]] = Future()
-        self._result = "cancelled"
-        self._loop = asyncio.new_event_loop()
-        self._leave = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="slipway-lease", daemon=True)
-        self._thread.start()
 
-    def acquired(self) -> Held[threading.Event]:
-        """Wait for admission. An exception meanwhile, such as Ctrl-C, withdraws the request."""
+@contextlib.contextmanager
+def _in_background(new_session: Callable[[], Session]) -> Iterator[Held[threading.Event]]:
+    """Lease of a synchronous block, in a thread with an event loop of its own. An exception, also before the admission,
+    such as Ctrl-C, ends it there too; what it waits for at its end is done when the block has ended."""
+    acquired: Future[Held[threading.Event]] = Future()
+    loop, ended = asyncio.new_event_loop(), asyncio.Event()
+
+    async def hold() -> None:
         try:
-            return self._acquired.result()
-        except BaseException:
-            self.release("cancelled")
-            raise
-
-    def release(self, result: str) -> None:
-        """Release the lease, and wait until that is done."""
-        self._result = result
-        with contextlib.suppress(RuntimeError):  # the thread has ended by itself
-            self._loop.call_soon_threadsafe(self._leave.set)
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._live())
-        finally:
-            self._loop.close()
-
-    async def _live(self) -> None:
-        try:
-            session = self._new_session()
+            async with _held_by(new_session, threading.Event()) as held:
+                acquired.set_result(held)
+                await ended.wait()
         except BaseException as error:
-            self._acquired.set_exception(error)
-            return
-        acquiring = asyncio.create_task(session.acquire())
-        leaving = asyncio.create_task(self._leave.wait())
-        watching: asyncio.Task[None] | None = None
-        try:
-            await asyncio.wait({acquiring, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            acquiring.cancel()
-            (admission,) = await asyncio.gather(acquiring, return_exceptions=True)
-            if isinstance(admission, BaseException):
-                self._acquired.set_exception(admission)
-                return
-            held = _held(admission, threading.Event())
-            watching = asyncio.create_task(_watch(session, held))
-            self._acquired.set_result(held)
-            await leaving
-        finally:
-            if watching is not None:
-                watching.cancel()
-            leaving.cancel()
-            await asyncio.gather(leaving, *([watching] if watching else []), return_exceptions=True)
-            await session.withdraw()
-            await session.release(self._result)
+            if not acquired.done():
+                acquired.set_exception(error)
+            elif not isinstance(error, asyncio.CancelledError):
+                raise
+
+    def run() -> None:
+        with contextlib.closing(loop):
+            loop.run_until_complete(holding)
+
+    holding = loop.create_task(hold())
+    thread = threading.Thread(target=run, name="slipway-lease", daemon=True)
+    thread.start()
+    end: Callable[[], object] = holding.cancel
+    try:
+        yield acquired.result()
+        end = ended.set
+    finally:
+        with contextlib.suppress(RuntimeError):  # the thread has ended by itself
+            loop.call_soon_threadsafe(end)
+        thread.join()
 
 
 async def _watch(session: Session, held: Held[Any]) -> None:
@@ -262,10 +238,6 @@ async def _watch(session: Session, held: Held[Any]) -> None:
     if held.lease_id and over.lost:
         held.reason = over.reason
         held.lost.set()
-
-
-def _held(admission: Lease | Unleased, lost: Event) -> Held[Event]:
-    return Held(admission if isinstance(admission, Lease) else None, lost)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,10 @@
 """Environment of a command under a lease. Pure."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from slipway_api.http.lease_broker import Lease
 
 LEASE_ID: Final = "SLIPWAY_LEASE_ID"
 FENCING_TOKEN: Final = "SLIPWAY_FENCING_TOKEN"  # noqa: S105 (a number that grows, no secret)
@@ -30,14 +33,14 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_command(
-    environment: Mapping[str, str], lease_pool_id: str, *, lease_id: str = "", fencing_token: int = 0, token: str = ""
+    environment: Mapping[str, str], lease_pool_id: str, lease: "Lease | None" = None, token: str = ""
 ) -> dict[str, str]:
     """Environment with the variables of a lease, if there is one, and of the token bound to it. Those of an outer lease
     are removed."""
     variables = {name: value for name, value in environment.items() if name not in {LEASE_ID, FENCING_TOKEN}}
     variables[LEASE_POOL] = lease_pool_id
-    if lease_id:
-        variables |= {LEASE_ID: lease_id, FENCING_TOKEN: str(fencing_token)}
+    if lease is not None:
+        variables |= {LEASE_ID: lease.lease_id, FENCING_TOKEN: str(lease.fencing_token)}
     if token:
         variables[TOKEN] = token
     return variables

@@ -56,13 +56,7 @@ async def run(
             return admission, of_command(inherited, lease_pool_id)
         granted(admission)
         token = "" if passes_token else await session.lease_token()
-        return admission, of_command(
-            inherited,
-            lease_pool_id,
-            lease_id=admission.lease_id,
-            fencing_token=admission.fencing_token,
-            token=token,
-        )
+        return admission, of_command(inherited, lease_pool_id, admission, token)
 
     preparing = asyncio.create_task(prepare())
     await asyncio.wait((preparing, running.signalled), return_when=asyncio.FIRST_COMPLETED)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
@@ -18,8 +19,7 @@ from slipway_client.leases.host import Host
 from slipway_client.leases.state import Spooled
 from slipway_client.leases.terms import Wanted, hold_seconds
 from slipway_client.leases.unleased import LAST_TRY_SECONDS, UnleasedStarts
-from slipway_client.transport.backoff import Backoff, next_backoff
-from slipway_client.transport.exchange import NoAnswer
+from slipway_client.transport.exchange import NoAnswer, retried
 from slipway_common.base.clock import monotonic_seconds
 
 RELEASE_SECONDS: Final = 10.0
@@ -220,19 +220,12 @@ class Session(Admitting[Lease]):
         self._background.clear()
 
     async def _release(self, lease: Lease, result: str, *, throttled: bool) -> None:
-        backoff, end = Backoff(), monotonic_seconds() + RELEASE_SECONDS
-        while True:
-            try:
-                return await self._host.broker.release(lease, result, throttled=throttled, holder=self._wanted.holder)
-            except (LeaseEnded, Refused):
-                return None  # nothing is held
-            except NoAnswer as error:
-                chance = self._host.rng.random()
-                backoff = next_backoff(backoff, monotonic_seconds(), chance, error.retry_after_seconds)
-                if backoff.retry_at > end:
-                    self._host.log(f"could not release the lease ({error}); it expires with its TTL")
-                    return None
-                await asyncio.sleep(backoff.retry_at - monotonic_seconds())
+        release = partial(self._host.broker.release, lease, result, throttled=throttled, holder=self._wanted.holder)
+        try:
+            with contextlib.suppress(LeaseEnded, Refused):  # nothing is held
+                await retried(release, self._host.rng, until=monotonic_seconds() + RELEASE_SECONDS)
+        except NoAnswer as error:
+            self._host.log(f"could not release the lease ({error}); it expires with its TTL")
 
     # Background
 

@@ -13,8 +13,7 @@ from slipway_client.leases.broker import LeaseEnded
 from slipway_client.leases.errors import Refused
 from slipway_client.leases.host import Host
 from slipway_client.leases.state import Spooled
-from slipway_client.transport.backoff import Backoff, next_backoff
-from slipway_client.transport.exchange import NoAnswer
+from slipway_client.transport.exchange import retried
 from slipway_common.base.clock import monotonic_seconds
 
 LAST_TRY_SECONDS: Final = 1.0
@@ -39,14 +38,7 @@ class UnleasedStarts:
 
     async def report(self) -> None:
         """Report all starts, retrying until the broker answers."""
-        backoff = Backoff()
-        while True:
-            try:
-                return await self.report_once()
-            except NoAnswer as error:
-                chance = self._host.rng.random()
-                backoff = next_backoff(backoff, monotonic_seconds(), chance, error.retry_after_seconds)
-                await asyncio.sleep(max(0.0, backoff.retry_at - monotonic_seconds()))
+        await retried(self.report_once, self._host.rng)
 
     async def report_last(self) -> None:
         """Report our own start a last time, if that is still to be done."""

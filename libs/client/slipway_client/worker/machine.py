@@ -13,8 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from slipway_client.transport.backoff import Backoff, next_backoff
-from slipway_client.transport.exchange import NoAnswer
+from slipway_client.transport.exchange import NoAnswer, retried
 from slipway_client.worker import core, state
 from slipway_client.worker.core import INTERRUPTION, Notice, Worker
 from slipway_client.worker.imds import LINK_LOCAL, Identity, Imds
@@ -140,16 +139,12 @@ async def ec2_identity(
             return await Imds(url, request_seconds=PROBE_SECONDS).identity()
         return None
     # The metadata service may answer late in a boot.
-    imds, backoff = Imds(url), Backoff()
-    while True:
-        try:
-            return await imds.identity()
-        except NoAnswer as error:
-            now = monotonic_seconds()
-            backoff = next_backoff(backoff, now, rng.random())
-            if backoff.since is not None and now - backoff.since >= find_seconds:
-                problem = f"the metadata service has not answered for {find_seconds:g} s: {error}"
-                raise NoIdentity(f"{problem}; {ADVICE}") from error
-            if backoff.failures == 1:
-                log(f"metadata service unavailable, retrying: {error}")
-            await asyncio.sleep(backoff.retry_at - now)
+
+    def failed(error: NoAnswer) -> None:
+        log(f"metadata service unavailable, retrying: {error}")
+
+    try:
+        return await retried(Imds(url).identity, rng, monotonic_seconds() + find_seconds, failed)
+    except NoAnswer as error:
+        problem = f"the metadata service has not answered for {find_seconds:g} s: {error}"
+        raise NoIdentity(f"{problem}; {ADVICE}") from error

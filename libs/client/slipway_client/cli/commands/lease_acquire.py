@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from slipway_client.leases.admission import Admission
     from slipway_client.leases.host import Host
     from slipway_client.leases.run import Outcome
+    from slipway_client.leases.terms import Wanted
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -156,30 +157,17 @@ def run_leased(
         _run_switched_off(command, status_file, passes_token=pass_token)
     import asyncio
 
+    from msgspec.structs import replace
+
     from slipway_client.leases.attempts import Attempt
     from slipway_client.leases.errors import NotStarted
     from slipway_client.leases.holder import holder
     from slipway_client.leases.run import run
     from slipway_client.leases.session import Session
     from slipway_client.leases.status_file import Status, write
-    from slipway_client.leases.terms import Wanted
-    from slipway_common.base.ids import new_id
 
     api: Api = api_of(context)
-    with as_usage():
-        wanted = Wanted(
-            lease_pool_id=pool,
-            request_id=request_id or new_id(),
-            operation=operation,
-            units=units,
-            tenant=tenant or None,
-            priority=priority,
-            hold_seconds=duration_or_zero("--hold", hold),
-            replaces=handle_of(replaces) if replaces else None,
-            group=_group(group, group_size, spread, member),
-            holder=holder(),
-            join=join,
-        )
+    wanted = replace(_wanted(context), holder=holder(), join=join)
 
     def granted(lease: "Lease") -> None:
         numbered.granted(lease)
@@ -280,21 +268,8 @@ def acquire(
     from slipway_api.http.lease_broker import Lease
     from slipway_client.leases.errors import NotAdmitted
     from slipway_client.leases.session import Session
-    from slipway_client.leases.terms import Wanted
-    from slipway_common.base.ids import new_id
 
-    with as_usage():
-        wanted = Wanted(
-            lease_pool_id=pool,
-            request_id=request_id or new_id(),
-            operation=operation,
-            units=units,
-            tenant=tenant or None,
-            priority=priority,
-            hold_seconds=duration_or_zero("--hold", hold),
-            replaces=handle_of(replaces) if replaces else None,
-            group=_group(group, group_size, spread, member),
-        )
+    wanted = _wanted(context)
     begun = _begun(max_wait, fail_open)
     session = Session(_host(api_of(context), begun), wanted, begun, resumable=bool(request_id))
 
@@ -380,6 +355,7 @@ def _log_capped_hold(requested_seconds: float | None, leases: "list[Lease]") -> 
 def _print_leases(leases: "list[Lease]", output: LeaseFormat, *, requested: int = 1) -> None:
     import shlex
 
+    from slipway_client.leases.environment import of_command
     from slipway_client.leases.terms import handle
 
     match output:
@@ -389,11 +365,7 @@ def _print_leases(leases: "list[Lease]", output: LeaseFormat, *, requested: int 
             print(*(handle(lease) for lease in leases), sep="\n")
         case LeaseFormat.ENV:
             (lease,) = leases
-            values = {
-                "SLIPWAY_LEASE_ID": lease.lease_id,
-                "SLIPWAY_FENCING_TOKEN": str(lease.fencing_token),
-                "SLIPWAY_LEASE_POOL": lease.lease_pool_id,
-            }
+            values = of_command({}, lease.lease_pool_id, lease)
             print(*(f"export {name}={shlex.quote(value)}" for name, value in values.items()), sep="\n")
 
 
@@ -404,6 +376,26 @@ def _print_unleased(request_id: str, cause: str, output: LeaseFormat) -> None:
             as_json({"request_id": request_id, "state": "unleased", "cause": cause})
         case LeaseFormat.ENV:
             print("unset SLIPWAY_LEASE_ID SLIPWAY_FENCING_TOKEN")
+
+
+def _wanted(context: typer.Context) -> "Wanted":
+    """Request by the options that `run` and `acquire` share."""
+    from slipway_client.leases.terms import Wanted
+    from slipway_common.base.ids import new_id
+
+    given = context.params
+    with as_usage():
+        return Wanted(
+            lease_pool_id=given["pool"],
+            request_id=given["request_id"] or new_id(),
+            operation=given["operation"],
+            units=given["units"],
+            tenant=given["tenant"] or None,
+            priority=given["priority"],
+            hold_seconds=duration_or_zero("--hold", given["hold"]),
+            replaces=handle_of(given["replaces"]) if given["replaces"] else None,
+            group=_group(given["group"], given["group_size"], given["spread"], given["member"]),
+        )
 
 
 def _group(name: str, size: int, spread: str | None, member: int | None) -> "AcquireGroup | None":
