@@ -12,6 +12,7 @@ from slipway_api.http.provisioner.demand import DemandSource
 from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_api.http.provisioner.pools import LaunchStop, Pool
 from slipway_api.http.provisioner.workers import WorkerDetails
+from slipway_client.view.why.explanation import Facts
 from slipway_client.view.why.pools import of_pool
 from slipway_client.view.why.workers import of_worker
 from slipway_provisioner.apply import account_checks as apply
@@ -80,7 +81,8 @@ async def test_of_a_pool(provisioner: Provisioner) -> None:
     configs = (await read(Items[LaunchConfig], provisioner, "/launch-configs?pool=linux")).items
     launch_stops = (await read(Items[LaunchStop], provisioner, "/launch-stops")).items
     sources = (await read(Items[DemandSource], provisioner, "/demand")).items
-    explained = of_pool(pool, decisions, configs, launch_stops, [], sources=sources, calculator="", now=after(2))
+    facts = Facts(now=after(2), configs=configs, launch_stops=launch_stops, decisions=decisions)
+    explained = of_pool(pool, facts, sources=sources, calculator="")
     (decision,) = decisions
     assert decision.details.configs
     note = decision.details.configs[revision_id()]
@@ -116,7 +118,7 @@ async def test_of_a_pool_whose_account_lacks_a_permission(provisioner: Provision
     account = await read(AccountDetails, provisioner, "/accounts/sim-a")
     pool = await read(Pool, provisioner, "/pools/linux")
     configs = (await read(Items[LaunchConfig], provisioner, "/launch-configs?pool=linux")).items
-    found = of_pool(pool, [], configs, [], [], sources=[], calculator="", accounts=[account], now=after(2))
+    found = of_pool(pool, Facts(now=after(2), configs=configs, accounts=[account]), sources=[], calculator="")
     assert (found.cause, found.remedy) == (
         "account sim-a, permission ec2:RunInstances: denied",
         "allow ec2:RunInstances in the policy of the caller",

@@ -20,7 +20,7 @@ from slipway_client.view.why import configs as why_configs
 from slipway_client.view.why import leases as why_leases
 from slipway_client.view.why import pools as why_pools
 from slipway_client.view.why import workers as why_workers
-from slipway_client.view.why.explanation import Explanation
+from slipway_client.view.why.explanation import Explanation, Facts
 from tests.support.recorded import row, rows
 
 NOW = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
@@ -249,18 +249,17 @@ def of_pool(
     accounts: Rows = (),
     now: datetime,
 ) -> Explanation:
-    return why_pools.of_pool(
-        row(Pool, pool),
-        _decisions(decisions),
-        list(map(of, configs)),
-        rows(LaunchStop, launch_stops),
-        _pools(lease_pools),
-        sources=rows(DemandSource, sources),
-        calculator=calculator,
-        broker=broker,
-        rollback=None if rollback is None else row(RollbackPreview, rollback),
-        accounts=rows(AccountDetails, accounts),
+    facts = Facts(
         now=now,
+        configs=list(map(of, configs)),
+        launch_stops=rows(LaunchStop, launch_stops),
+        lease_pools=_pools(lease_pools),
+        accounts=rows(AccountDetails, accounts),
+        decisions=_decisions(decisions),
+        rollback=_rollback(rollback),
+    )
+    return why_pools.of_pool(
+        row(Pool, pool), facts, sources=rows(DemandSource, sources), calculator=calculator, broker=broker
     )
 
 
@@ -276,17 +275,16 @@ def of_config(
     decisions: Rows = (),
     now: datetime,
 ) -> Explanation:
-    return why_configs.of_config(
-        of(config),
-        row(Pool, pool),
-        rows(LaunchStop, launch_stops),
-        _pools(lease_pools),
-        siblings=list(map(of, siblings)),
-        rollback=None if rollback is None else row(RollbackPreview, rollback),
+    facts = Facts(
+        now=now,
+        configs=[of(config)],
+        launch_stops=rows(LaunchStop, launch_stops),
+        lease_pools=_pools(lease_pools),
         accounts=rows(AccountDetails, accounts),
         decisions=_decisions(decisions),
-        now=now,
+        rollback=_rollback(rollback),
     )
+    return why_configs.of_config(of(config), row(Pool, pool), facts, siblings=list(map(of, siblings)))
 
 
 def of_image(
@@ -298,14 +296,9 @@ def of_image(
     consoles: Rows = (),
     now: datetime,
 ) -> Explanation:
-    return why_configs.of_image(
-        revision,
-        list(map(of, configs)),
-        None if rollback is None else row(RollbackPreview, rollback),
-        newest=list(map(_decisions, newest)),
-        consoles=_consoles(consoles),
-        now=now,
-    )
+    decisions = [decision for decided in newest for decision in _decisions(decided)]
+    facts = Facts(now=now, configs=list(map(of, configs)), decisions=decisions, rollback=_rollback(rollback))
+    return why_configs.of_image(revision, facts, consoles=_consoles(consoles))
 
 
 def of_worker(
@@ -334,6 +327,10 @@ def of_lease_pool(pool: Row, configs: Rows, *, now: datetime) -> Explanation:
 
 def of_lease(lease: Row, history: Rows, *, now: datetime) -> Explanation:
     return why_leases.of_lease(row(Lease, {"reason": ""}, lease), rows(LeaseDecision, history), now=now)
+
+
+def _rollback(given: Row | None) -> RollbackPreview | None:
+    return None if given is None else row(RollbackPreview, given)
 
 
 def _pools(given: Rows) -> list[LeasePool]:

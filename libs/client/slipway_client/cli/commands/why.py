@@ -23,15 +23,14 @@ from slipway_client.cli.commands.workers import DIGITS, NEWEST, found
 from slipway_client.cli.options import AsOutput, api_of, now
 from slipway_client.cli.tables import Output, as_json, filled
 from slipway_client.transport.failed import Failed
-from slipway_client.transport.http import Api, path
+from slipway_client.transport.http import Api, Parameter, path
 from slipway_common.base.revisions import name_of
 
 if TYPE_CHECKING:
-    from slipway_client.view.why.explanation import Explanation
+    from slipway_client.view.why.explanation import Explanation, Facts
 
 T = TypeVar("T")
 UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-DECISIONS: Final = 1
 POOLS_MAX: Final = 5  # of those that use an image, one request each
 ACCOUNTS_MAX: Final = 5  # of those with problems, one request each
 ANSWER_SECONDS: Final = 5.0  # one service that hangs must not hide what the others know
@@ -146,23 +145,12 @@ class _Search:
     def pool(self) -> "Explanation":
         from slipway_client.view.why.pools import of_pool
 
-        configs = [config for config in self.configs if config.pool_id == self.subject]
-
-        def sources() -> list[DemandSource]:
-            return self.api.items(DemandSource, "provisioner", "/demand", pool=self.subject)
-
         return of_pool(
             self.api.get(PoolDetails, "provisioner", path("pools", self.subject)),
-            self._newest(self.subject),
-            configs,
-            self._launch_stops(),
-            self.lease_pools,
-            sources=self._part("its sources of demand", sources) or [],
+            self._facts([config for config in self.configs if config.pool_id == self.subject], self.subject),
+            sources=self._listed("its sources of demand", DemandSource, "/demand", pool=self.subject),
             calculator=_calculator(self.api),
             broker=self.broker,
-            rollback=self._rollback(self.subject, configs),
-            accounts=self._accounts(configs),
-            now=now(),
         )
 
     def config(self) -> "Explanation":
@@ -173,33 +161,18 @@ class _Search:
         pool = _unless("unknown-pool", lambda: self.api.get(PoolDetails, "provisioner", path("pools", config.pool_id)))
         name = name_of(config.id)
         siblings = [row for row in self.configs if name_of(row.id) == name and row.id != config.id]
-        rollback = self._rollback(config.pool_id, [config])
-        return of_config(
-            config,
-            pool,
-            self._launch_stops(),
-            self.lease_pools,
-            siblings=siblings,
-            rollback=rollback,
-            accounts=self._accounts([config]),
-            decisions=self._newest(config.pool_id),
-            now=now(),
-        )
+        return of_config(config, pool, self._facts([config], config.pool_id), siblings=siblings)
 
     def image(self) -> "Explanation":
         from slipway_client.view.why.configs import of_image, repaired_pool
+        from slipway_client.view.why.explanation import Facts
 
         users = [config for config in self.configs if _has_image(config, self.image_revision)]
         rollback = self._rollback(repaired_pool(users), users)
         pools = sorted({config.pool_id for config in users})[:POOLS_MAX]
-        return of_image(
-            self.image_revision,
-            users,
-            rollback,
-            newest=[self._newest(pool_id) for pool_id in pools],
-            consoles=self._consoles(users[0].image_revision),
-            now=now(),
-        )
+        newest = [decision for pool_id in pools for decision in self._newest(pool_id)]
+        facts = Facts(now=now(), configs=users, decisions=newest, rollback=rollback)
+        return of_image(self.image_revision, facts, consoles=self._consoles(users[0].image_revision))
 
     def lease_pool(self) -> "Explanation":
         from slipway_client.view.why.leases import of_lease_pool
@@ -237,6 +210,24 @@ class _Search:
             self.unread.append(f"Could not read {what}: {reason}.")
             return None
 
+    def _listed(self, what: str, type_: type[T], place: str, **parameters: Parameter) -> list[T]:
+        """The same of a list of the provisioner; none if it cannot be read."""
+        return self._part(what, lambda: self.api.items(type_, "provisioner", place, limit=None, **parameters)) or []
+
+    def _facts(self, configs: Sequence[LaunchConfig], pool_id: str) -> "Facts":
+        """Facts around launch configs of one pool."""
+        from slipway_client.view.why.explanation import Facts
+
+        return Facts(
+            now=now(),
+            configs=configs,
+            launch_stops=self._listed("launch stops", LaunchStop, "/launch-stops"),
+            lease_pools=self.lease_pools,
+            accounts=self._accounts(configs),
+            decisions=self._newest(pool_id),
+            rollback=self._rollback(pool_id, configs),
+        )
+
     def _rollback(self, pool_id: str, configs: Sequence[LaunchConfig]) -> RollbackPreview | None:
         """Preview of a rollback of a pool, if one of the launch configs is tripped."""
         from slipway_client.view.phrases import is_tripped
@@ -251,7 +242,7 @@ class _Search:
         place = path("pools", pool_id, "decisions")
 
         def read() -> list[Decision] | None:
-            return _unless("unknown-pool", lambda: self.api.items(Decision, "provisioner", place, limit=DECISIONS))
+            return _unless("unknown-pool", lambda: self.api.items(Decision, "provisioner", place, limit=1))
 
         return self._part(f"the last decision of pool {pool_id}", read) or []
 
@@ -269,11 +260,7 @@ class _Search:
 
     def _consoles(self, image_revision: str) -> list[ConsoleOutput]:
         """Console output of a machine of an image that never registered."""
-
-        def read() -> list[ConsoleOutput]:
-            return self.api.items(ConsoleOutput, "provisioner", "/console-outputs", image=image_revision)
-
-        return self._part("console output", read) or []
+        return self._listed("console output", ConsoleOutput, "/console-outputs", image=image_revision)
 
     def _is_pool(self) -> bool:
         return any(pool.id == self.subject for pool in self.api.items(Pool, "provisioner", "/pools"))
@@ -307,9 +294,6 @@ class _Search:
     def _exists(self, collection: str, unknown: str) -> bool:
         place = path(collection, self.subject)
         return _unless(unknown, lambda: self.api.get(object, "provisioner", place)) is not None
-
-    def _launch_stops(self) -> list[LaunchStop]:
-        return self._part("launch stops", lambda: self.api.items(LaunchStop, "provisioner", "/launch-stops")) or []
 
     def _configs(self) -> list[LaunchConfig]:
         """Empty when the provisioner is unavailable: leases and lease pools can still be explained."""

@@ -1,15 +1,15 @@
 """Accounts that stop launches, by problems that their last check has found, or delay them by throttled calls."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Final
 
 from slipway_api.http.lease_pools import LeasePool
-from slipway_api.http.provisioner.accounts import Account, AccountDetails
+from slipway_api.http.provisioner.accounts import Account
 from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_client.view import moments
 from slipway_client.view.phrases import is_tripped, limit_in_force
-from slipway_client.view.why.explanation import NOTHING, PROBES, Cause
+from slipway_client.view.why.explanation import NOTHING, PROBES, Cause, Facts
 from slipway_client.view.why.shared import tripped_since
 
 CREDENTIAL: Final = "credential"
@@ -23,32 +23,27 @@ def tripped_by_credential(config: LaunchConfig) -> bool:
     return is_tripped(config) and config.tripped_by == CREDENTIAL
 
 
-def account_problems(configs: Sequence[LaunchConfig], accounts: Sequence[AccountDetails]) -> Iterator[Cause]:
+def account_problems(facts: Facts) -> Iterator[Cause]:
     """Problems of the accounts of active launch configs, with the remedies of their alerts."""
-    active = [config for config in configs if config.state == "active"]
-    used = {config.account_id for config in active}
-    for account in accounts:
-        if account.id not in used:
-            continue
-        users = [config for config in active if config.account_id == account.id and tripped_by_credential(config)]
+    for account in facts.accounts:
+        users = [config for config in facts.active if config.account_id == account.id]
         for finding in account.findings:
-            if finding.state == "problem" and finding.kind in WHOLE_ACCOUNT:
+            if users and finding.state == "problem" and finding.kind in WHOLE_ACCOUNT:
                 about = " ".join(part for part in (finding.kind, finding.subject) if part)
                 text = f"account {account.id}, {about}: {finding.message}"
-                yield Cause(text=text, since=tripped_since(users), remedy=finding.remedy)
+                since = tripped_since(list(filter(tripped_by_credential, users)))
+                yield Cause(text=text, since=since, remedy=finding.remedy)
 
 
-def throttled(
-    configs: Sequence[LaunchConfig], accounts: Sequence[AccountDetails], lease_pools: Sequence[LeasePool], now: datetime
-) -> Iterator[Cause]:
+def throttled(facts: Facts) -> Iterator[Cause]:
     """Accounts of active launch configs that throttle calls, with what the limiter does."""
-    used = {config.account_id for config in configs if config.state == "active"}
-    for account in accounts:
+    used = {config.account_id for config in facts.active}
+    for account in facts.accounts:
         if account.id in used and account.throttled:
-            limiter = next((row for row in lease_pools if row.id == account.lease_pool_id), None)
+            limiter = next((row for row in facts.lease_pools if row.id == account.lease_pool_id), None)
             yield Cause(
                 text=f"account {account.id} throttles calls, {account.throttled_calls} so far: "
-                f"each is made again; {_limiter(limiter, now) if limiter else 'the limiter is unavailable'}",
+                f"each is made again; {_limiter(limiter, facts.now) if limiter else 'the limiter is unavailable'}",
                 since=account.throttled_since,
                 remedy=f"{NOTHING}; `{lower_limit(account)}` shows if a lower limit would help",
             )

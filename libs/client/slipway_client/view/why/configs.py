@@ -4,60 +4,45 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
-from slipway_api.http.lease_pools import LeasePool
-from slipway_api.http.provisioner.accounts import AccountDetails
-from slipway_api.http.provisioner.decisions import Decision
-from slipway_api.http.provisioner.declaration import RollbackPreview
 from slipway_api.http.provisioner.launch_configs import LaunchConfig, LaunchConfigDetails
-from slipway_api.http.provisioner.pools import LaunchStop, Pool
+from slipway_api.http.provisioner.pools import Pool
 from slipway_api.http.provisioner.workers import ConsoleOutput
 from slipway_client.view import moments, phrases
 from slipway_client.view.why import shared
 from slipway_client.view.why.accounts import account_problems, credential_remedy, tripped_by_credential
-from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, explained, printed
-from slipway_common.base.revisions import name_of
+from slipway_client.view.why.explanation import NAMED, NOTHING, RECOVERS, Cause, Explanation, Facts, explained, printed
 from slipway_common.base.text import listed
 
 FAILURES: Final = 3  # of a launch config
 
 
 def of_config(
-    config: LaunchConfigDetails,
-    pool: Pool | None,
-    launch_stops: Sequence[LaunchStop],
-    lease_pools: Sequence[LeasePool],
-    *,
-    siblings: Sequence[LaunchConfig] = (),
-    rollback: RollbackPreview | None = None,
-    accounts: Sequence[AccountDetails] = (),
-    decisions: Sequence[Decision] = (),
-    now: datetime,
+    config: LaunchConfigDetails, pool: Pool | None, facts: Facts, *, siblings: Sequence[LaunchConfig] = ()
 ) -> Explanation:
-    """Explain a revision of a launch config of the given pool. `siblings` are the other revisions of its name,
-    `rollback` is the preview of a rollback of its pool, read where it is tripped, `accounts` its own account, if that
-    has problems, `decisions` the newest one of its pool."""
+    """Explain a revision of a launch config of the given pool, by the facts around it. `siblings` are the other
+    revisions of its name."""
     causes: list[Cause] = []
+    now, used = facts.now, facts.lease_pools_used
     active = config.state == "active"
     if not active:
         causes.append(shared.in_way(config, now))
-    causes += (waits := list(shared.missing_lease_pools(lease_pools, [config])))
-    causes += (problems := list(account_problems([config], accounts)))
+    causes += (waits := list(shared.missing_lease_pools(facts)))
+    causes += (problems := list(account_problems(facts)))
     if phrases.is_tripped(config):
-        causes.append(_trip(config, rollback, now))
+        causes.append(_trip(config, facts))
     causes += [
         Cause(
             text=cause.text if cause.text.startswith("launching ") else f"pool {config.pool_id} {cause.text}",
             since=cause.since,
             remedy=cause.remedy,
         )
-        for cause in (shared.interventions(pool, [config], launch_stops, now) if pool else ())
+        for cause in (shared.interventions(pool, facts) if pool else ())
     ]
-    causes += _roll_out(config, siblings, rollback, now)
-    used = shared.lease_pools_used(lease_pools, [config])
+    causes += _roll_out(config, siblings, facts)
     if active and not phrases.is_tripped(config):
-        if full := phrases.full_window(config) or phrases.full_shared_window(decisions, config.id):
+        if full := phrases.full_window(config) or phrases.full_shared_window(facts.decisions, config.id):
             causes.append(Cause(text=full, remedy=f"{NOTHING}: the window grows with each success"))
-        causes += shared.queues([config], used, now)
+        causes += shared.queues(facts, used)
         if weak := (config.reason or "").partition("healthy: ")[2]:
             causes.append(Cause(text=f"healthy, with less weight: {weak}", remedy=RECOVERS))
     if not causes:
@@ -66,26 +51,24 @@ def of_config(
     details += _failures(config, now)
     details += _errors(config)
     details += [f"Lease pool {row.id} of account {config.account_id}: {phrases.queue(row)}." for row in used]
-    stops = bool(waits) or pool is None or shared.launches_nothing(pool, launch_stops, config.account_id)
+    stops = bool(waits) or pool is None or shared.launches_nothing(pool, facts, config.account_id)
     return explained("config", config.id, causes, _effect(config, stops=stops, fails=bool(problems)), details)
 
 
-def _trip(config: LaunchConfig, rollback: RollbackPreview | None, now: datetime) -> Cause:
+def _trip(config: LaunchConfig, facts: Facts) -> Cause:
     kind, id_ = config.tripped_by or "", config.tripped_by_id or ""
     by = f", by {kind} {id_}" if id_ else ""
     stage = f" at {config.tripped_stage}" if config.tripped_stage else ""
-    text = f"{config.health_state}{stage}{by}: {phrases.tripped(config, now).removeprefix(f'{kind} {id_}: ')}"
+    text = f"{config.health_state}{stage}{by}: {phrases.tripped(config, facts.now).removeprefix(f'{kind} {id_}: ')}"
     remedy = f"{NOTHING}: it recovers when the down signal ends" if kind == "signal" else RECOVERS
     if tripped_by_credential(config):
         remedy = credential_remedy(config)
     if shared.bad_image(config):
-        remedy = shared.way_back(config.pool_id, {name_of(config.id)}, rollback)
+        remedy = shared.way_back(config.pool_id, [config], facts.rollback)
     return Cause(text=text, since=shared.tripped_since([config]), remedy=remedy)
 
 
-def _roll_out(
-    config: LaunchConfig, siblings: Sequence[LaunchConfig], rollback: RollbackPreview | None, now: datetime
-) -> Iterator[Cause]:
+def _roll_out(config: LaunchConfig, siblings: Sequence[LaunchConfig], facts: Facts) -> Iterator[Cause]:
     """Part of an active revision in a roll-out."""
     if config.state != "active":
         return
@@ -93,9 +76,9 @@ def _roll_out(
     fallbacks = [row.id for row in siblings if phrases.is_fallback(row)]
     if phrases.is_fallback(config) and current:
         until = f"; it drains when {current[0]} is proven"
-        yield Cause(text=f"replaced by {current[0]}; {phrases.progress(config, now)}", remedy=f"{NOTHING}{until}")
+        yield Cause(text=f"replaced by {current[0]}; {phrases.progress(config, facts.now)}", remedy=f"{NOTHING}{until}")
     elif fallbacks and (part := phrases.unproven(config)):
-        remedy = shared.unproven_remedy([config], rollback)
+        remedy = shared.unproven_remedy([config], facts.rollback)
         yield Cause(text=f"new, {part}; its fallback is {fallbacks[0]}", remedy=remedy)
 
 
@@ -139,34 +122,26 @@ def _errors(config: LaunchConfigDetails) -> Iterator[str]:
         yield f"  {phrases.count(error.number, 'error')} {error.code}{sample}."
 
 
-def of_image(
-    revision: str,
-    configs: Sequence[LaunchConfig],
-    rollback: RollbackPreview | None = None,
-    *,
-    newest: Sequence[Sequence[Decision]] = (),
-    consoles: Sequence[ConsoleOutput] = (),
-    now: datetime,
-) -> Explanation:
-    """Explain an image revision, or the image that a provider gives an id. `configs` are the launch configs that use
-    it, `rollback` is the preview of a rollback of the pool to repair first, `newest` the newest decisions of pools that
-    use it, `consoles` what a machine of it has printed that never registered."""
+def of_image(revision: str, facts: Facts, *, consoles: Sequence[ConsoleOutput] = ()) -> Explanation:
+    """Explain an image revision, or the image that a provider gives an id. The facts are about the launch configs that
+    use it, and have a rollback of the pool to repair first; `consoles` are what a machine of it has printed that never
+    registered."""
+    configs, active = facts.configs, facts.active
     windows = {(row.id, row.stage): row for config in configs for row in config.shared if row.kind == "image"}
     keys = {("image", id_) for id_, _ in windows} | {("image", revision)}
     several = len({id_ for id_, _ in windows}) > 1  # providers with an image of this name
     bad = [row for row in windows.values() if row.state != "healthy"]
     by_it = [config for config in configs if (config.tripped_by, config.tripped_by_id) in keys]
-    active = [config for config in configs if config.state == "active"]
     pools = sorted({config.pool_id for config in configs})
     causes = [
         Cause(
             text=f"{row.id + ' ' if several else ''}tripped at {row.stage}: {phrases.trip_cause(row.reason)}",
             since=shared.tripped_since(by_it),
-            remedy=_repair(configs, rollback),
+            remedy=_repair(facts),
         )
         for row in bad
     ]
-    full = [phrases.full_shared_window(decisions, config.id) for config in active for decisions in newest]
+    full = [phrases.full_shared_window([newest], config.id) for config in active for newest in facts.decisions]
     causes += [
         Cause(text=f"the {text}", remedy=f"{NOTHING}: the window grows with each success")
         for text in sorted({text for text in full if " of image " in text})
@@ -186,7 +161,7 @@ def of_image(
         for row in windows.values()
         if row.window is not None
     ]
-    details += [f"{config.id} is {_beside(config, now)}." for config in configs if config.state != "active"]
+    details += [f"{config.id} is {_beside(config, facts.now)}." for config in configs if config.state != "active"]
     return explained("image", revision, causes, effect, [*details, *printed(consoles)])
 
 
@@ -195,8 +170,8 @@ def repaired_pool(configs: Sequence[LaunchConfig]) -> str:
     return min((config.state != "active" or phrases.is_fallback(config), str(config.pool_id)) for config in configs)[1]
 
 
-def _repair(configs: Sequence[LaunchConfig], rollback: RollbackPreview | None) -> str:
+def _repair(facts: Facts) -> str:
     """Remedy for a bad image in the first pool that launches it."""
-    pool_id = repaired_pool(configs)
-    names = {name_of(config.id) for config in configs if config.pool_id == pool_id and not phrases.is_fallback(config)}
-    return f"{shared.way_back(pool_id, names, rollback)}; Slipway goes on to probe this one"
+    pool_id = repaired_pool(facts.configs)
+    users = [config for config in facts.configs if config.pool_id == pool_id and not phrases.is_fallback(config)]
+    return f"{shared.way_back(pool_id, users, facts.rollback)}; Slipway goes on to probe this one"

@@ -6,6 +6,12 @@ from typing import Final
 
 import msgspec
 
+from slipway_api.http.lease_pools import LeasePool
+from slipway_api.http.provisioner.accounts import AccountDetails
+from slipway_api.http.provisioner.decisions import Decision
+from slipway_api.http.provisioner.declaration import RollbackPreview
+from slipway_api.http.provisioner.launch_configs import LaunchConfig
+from slipway_api.http.provisioner.pools import LaunchStop
 from slipway_api.http.provisioner.workers import ConsoleOutput
 from slipway_client.view.phrases import since
 
@@ -35,6 +41,30 @@ def printed(consoles: Sequence[ConsoleOutput]) -> list[str]:
         else:
             lines.append(f"Console of {machine}: not posted by its provider yet; it is asked for again.")
     return lines
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of services around what is explained: the launch configs that it is about, the newest decision of each of
+    their pools, their accounts that have problems or throttle calls, and the preview of a rollback of their pool, read
+    where one of them is tripped. `lease_pools` and `launch_stops` are all that there are."""
+
+    now: datetime
+    configs: Sequence[LaunchConfig]
+    launch_stops: Sequence[LaunchStop] = ()
+    lease_pools: Sequence[LeasePool] = ()
+    accounts: Sequence[AccountDetails] = ()
+    decisions: Sequence[Decision] = ()
+    rollback: RollbackPreview | None = None
+
+    @property
+    def active(self) -> list[LaunchConfig]:
+        return [config for config in self.configs if config.state == "active"]
+
+    @property
+    def lease_pools_used(self) -> list[LeasePool]:
+        """The lease pools that admit to the accounts of the launch configs."""
+        ids = {config.lease_pool_id for config in self.configs}
+        return [row for row in self.lease_pools if row.id in ids]
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):

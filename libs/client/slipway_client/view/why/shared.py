@@ -1,6 +1,6 @@
 """Causes and details shared by several kinds of resources."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from msgspec import UNSET
@@ -9,31 +9,25 @@ from slipway_api.http.lease_pools import LeasePool
 from slipway_api.http.provisioner.decisions import DecisionDetails
 from slipway_api.http.provisioner.declaration import RollbackPreview
 from slipway_api.http.provisioner.launch_configs import LaunchConfig
-from slipway_api.http.provisioner.pools import LaunchStop, Pool
+from slipway_api.http.provisioner.pools import Pool
 from slipway_client.view import phrases
-from slipway_client.view.why.explanation import NOTHING, Cause
+from slipway_client.view.why.explanation import NOTHING, Cause, Facts
 from slipway_common.base.revisions import name_of
 
 
-def interventions(
-    pool: Pool, configs: Sequence[LaunchConfig], launch_stops: Sequence[LaunchStop], now: datetime
-) -> Iterator[Cause]:
+def interventions(pool: Pool, facts: Facts) -> Iterator[Cause]:
     """Causes that stop all launches of a pool: a freeze, a pause, a launch stop, or the pool's mode."""
     id_ = pool.id
     if pool.frozen:
         remedy = f"repair the cause, then `slipway pool unfreeze {id_} --reason …`"
-        yield Cause(text=phrases.frozen(pool, now), remedy=remedy)
+        yield Cause(text=phrases.frozen(pool, facts.now), remedy=remedy)
     if pool.paused:
-        yield Cause(text=phrases.paused(pool, now), remedy=f"`slipway pool resume {id_} --reason …`")
-    accounts = {config.account_id for config in configs}
-    for stop in launch_stops:
-        scope, scope_id = stop.scope, stop.scope_id
-        if (
-            phrases.stops_everything(scope)
-            or (scope == "pool" and scope_id == id_)
-            or (scope == "account" and scope_id in accounts)
-        ):
-            yield Cause(text=phrases.launch_stop(stop, now), since=stop.at, remedy=f"`{phrases.start_launching(stop)}`")
+        yield Cause(text=phrases.paused(pool, facts.now), remedy=f"`slipway pool resume {id_} --reason …`")
+    scopes = {("pool", id_), *(("account", config.account_id) for config in facts.configs)}
+    for stop in facts.launch_stops:
+        if phrases.stops_everything(stop.scope) or (stop.scope, stop.scope_id) in scopes:
+            remedy = f"`{phrases.start_launching(stop)}`"
+            yield Cause(text=phrases.launch_stop(stop, facts.now), since=stop.at, remedy=remedy)
     if pool.mode in phrases.MODES:
         yield Cause(
             text=phrases.MODES[pool.mode], remedy=f"`slipway pool promote {id_}`; so does a mode in the declaration"
@@ -83,9 +77,9 @@ def bad_image(config: LaunchConfig) -> bool:
     )
 
 
-def bad_images(pool: Pool, configs: Sequence[LaunchConfig], rollback: RollbackPreview | None) -> Iterator[Cause]:
+def bad_images(pool: Pool, facts: Facts) -> Iterator[Cause]:
     """Images of current revisions that have tripped, the one of the most launch configs first."""
-    current = [config for config in configs if config.state == "active" and not phrases.is_fallback(config)]
+    current = [config for config in facts.active if not phrases.is_fallback(config)]
     by_image: dict[str, list[LaunchConfig]] = {}
     for config in current:
         if bad_image(config):
@@ -94,11 +88,11 @@ def bad_images(pool: Pool, configs: Sequence[LaunchConfig], rollback: RollbackPr
         yield Cause(
             text=f"image {image} fails in {len(users)} of {phrases.count(len(current), 'launch config')}",
             since=tripped_since(users),
-            remedy=way_back(pool.id, {name_of(user.id) for user in users}, rollback),
+            remedy=way_back(pool.id, users, facts.rollback),
         )
 
 
-def way_back(pool_id: str, names: Set[str], rollback: RollbackPreview | None) -> str:
+def way_back(pool_id: str, configs: Iterable[LaunchConfig], rollback: RollbackPreview | None) -> str:
     """Remedy for bad images of launch configs. `rollback` is the preview of a rollback of their pool, None if it is not
     known."""
     other = f"`slipway pool set-image {pool_id} IMAGE` takes another image"
@@ -108,7 +102,7 @@ def way_back(pool_id: str, names: Set[str], rollback: RollbackPreview | None) ->
     if rollback.refused:
         return f"{other}; a rollback would be refused: {rollback.refused.partition('; `slipway pool set-image')[0]}"
     left = {change.id for change in rollback.items if change.kind == "launch config"}
-    if not names <= left:
+    if not {name_of(config.id) for config in configs} <= left:
         return f"{other}; so does `slipway pool rollback {pool_id} --to NUMBER --reason …`, by {history}"
     return f"`slipway pool rollback {pool_id} --reason …` returns to entry {rollback.to_revision} of {history}"
 
@@ -121,7 +115,7 @@ def unproven_remedy(configs: Sequence[LaunchConfig], rollback: RollbackPreview |
         return f"{NOTHING}; `slipway pool rollback {pool_id} --reason …` returns to what was declared before"
     if any(map(bad_image, tripped)):
         return NOTHING
-    return way_back(pool_id, {name_of(config.id) for config in tripped}, rollback)
+    return way_back(pool_id, tripped, rollback)
 
 
 def tripped_since(configs: Sequence[LaunchConfig]) -> datetime | None:
@@ -129,20 +123,12 @@ def tripped_since(configs: Sequence[LaunchConfig]) -> datetime | None:
     return min((at for config in configs if (at := config.tripped_since)), default=None)
 
 
-def lease_pools_used(lease_pools: Sequence[LeasePool], configs: Sequence[LaunchConfig]) -> list[LeasePool]:
-    """The lease pools that admit to the accounts of the launch configs."""
-    ids = {config.lease_pool_id for config in configs}
-    return [row for row in lease_pools if row.id in ids]
-
-
-def missing_lease_pools(lease_pools: Sequence[LeasePool], configs: Sequence[LaunchConfig]) -> Iterator[Cause]:
+def missing_lease_pools(facts: Facts) -> Iterator[Cause]:
     """Undeclared lease pools that accounts of active launch configs name. None without any lease pool, since the
     lease-broker may be unavailable."""
-    if not lease_pools:
-        return
-    declared = {row.id for row in lease_pools if not row.archived}
-    active = [config for config in configs if config.state == "active" and config.lease_pool_id]
-    for account_id, id_ in sorted({(config.account_id, config.lease_pool_id) for config in active}):
+    declared = {"", *(row.id for row in facts.lease_pools if not row.archived)}
+    named = {(config.account_id, config.lease_pool_id) for config in facts.active} if facts.lease_pools else set()
+    for account_id, id_ in sorted(named):
         if id_ not in declared:
             yield Cause(
                 text=f"lease pool {id_} of account {account_id} is not declared: launches wait for its leases for ever",
@@ -155,16 +141,15 @@ def starts_waiting(configs: Sequence[LaunchConfig]) -> int:
     return sum(stage.in_flight for config in configs if (stage := config.stages.get("launch")))
 
 
-def queues(configs: Sequence[LaunchConfig], used: Sequence[LeasePool], now: datetime) -> Iterator[Cause]:
-    """Lease pools in which starts of these configs wait."""
-    launching = starts_waiting(configs)
-    for row in used if launching else ():
+def queues(facts: Facts, used: Sequence[LeasePool]) -> Iterator[Cause]:
+    """Lease pools, of those used, in which starts of the launch configs wait."""
+    for row in used if starts_waiting(facts.configs) else ():
         if row.waiting:
             drained = row.drained_reason
             state = f"{row.id}, which is drained ({drained})" if drained is not None else row.id
             yield Cause(
                 text=f"workers wait for lease pool {state}: {phrases.queue(row)}",
-                since=queued_since(row, now),
+                since=queued_since(row, facts.now),
                 remedy=raise_limit(row),
             )
 
@@ -186,13 +171,13 @@ def raise_limit(row: LeasePool) -> str:
     )
 
 
-def launches_nothing(pool: Pool, launch_stops: Sequence[LaunchStop], account_id: str = "") -> bool:
+def launches_nothing(pool: Pool, facts: Facts, account_id: str = "") -> bool:
     """True if nothing is launched for the pool, or for the pool in the account."""
     scopes = {("pool", pool.id), ("account", account_id)}
-    stopped_ = any(
-        phrases.stops_everything(stop.scope) or (stop.scope, stop.scope_id or "") in scopes for stop in launch_stops
+    stopped = any(
+        phrases.stops_everything(stop.scope) or (stop.scope, stop.scope_id) in scopes for stop in facts.launch_stops
     )
-    return bool(pool.frozen or pool.paused or pool.mode == "observe" or stopped_)
+    return bool(pool.frozen or pool.paused or pool.mode == "observe" or stopped)
 
 
 def shares(details: DecisionDetails, *, chosen: str = "") -> Iterator[str]:
