@@ -43,7 +43,7 @@ def confirmation(command: str, dangers: Sequence[str], digest: str) -> list[str]
 
 def command_line(context: typer.Context, *command: str) -> str:
     """Text of the command that runs, or of another `command` with the same options, to be repeated with more."""
-    words = ["slipway", *(command or _names(context))]
+    words = ["slipway", *(command or context.command_path.split()[1:])]
     for parameter in context.command.params:
         value = context.params[parameter.name or ""]
         is_given = value is not None and value is not False and value != parameter.default
@@ -56,13 +56,6 @@ def command_line(context: typer.Context, *command: str) -> str:
             for one in value if isinstance(value, list | tuple) else [value]:
                 words += [*option, f"{one}"]
     return shlex.join(words)
-
-
-def _names(context: typer.Context) -> list[str]:
-    """Words that name the command that runs, without that of the program."""
-    if context.parent is None:
-        return []
-    return [*_names(context.parent), context.info_name or ""]  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

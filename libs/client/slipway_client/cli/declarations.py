@@ -1,7 +1,7 @@
 """Declarations in files, read entry by entry and ready to be sent to the services that own their sections."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -143,7 +143,7 @@ class Declarations:
         if self.has_others and self._identities.missing("accounts"):
             accounts = api.get(ExportedDeclaration, "provisioner", "/declaration", section="accounts").accounts or []
             self._refuse("accounts", {str(row.spec["id"]) for row in accounts})
-        self._check()
+        _check(self._readings, lambda file: self._readings[file].check())
 
     def _known_lease_pools(self, api: Api) -> list[answers.LeasePool] | None:
         """Lease pools of the deployment; None if the lease-broker is unavailable and the declaration has none for it,
@@ -157,38 +157,35 @@ class Declarations:
 
     def read(self, files: Sequence[Path], speed: float, default_owner: str | None = None) -> None:
         """Read declarations. Raises InvalidFile with the problems of all files."""
-        refused: list[tuple[Path, Invalid]] = []
         owners: dict[str, Path] = {}  # owners that are the name of a file
-        for file in files:
-            try:
-                reading = self._readings[file] = Reading(text_of(file))
-                document = Document()
-                for path, entry in reading.entries():
-                    reading.refuse(self._identities.add(str(file), path, entry))
-                    document.add(entry, speed)
-                reading.check()
-                owner = _owner(file, reading.head.metadata.owner or default_owner, owners)
-            except Invalid as error:
-                refused.append((file, error))
-                continue
-            document.sections = [name for name in SECTIONS if getattr(reading.head, name) is not None]
-            self.documents.setdefault(owner, Document()).join(document)
-        if refused:
-            raise InvalidFile(*refused)
+        _check(files, lambda file: self._read(file, speed, default_owner, owners))
+
+    def _read(self, file: Path, speed: float, default_owner: str | None, owners: dict[str, Path]) -> None:
+        reading = self._readings[file] = Reading(text_of(file))
+        document = Document()
+        for path, entry in reading.entries():
+            reading.refuse(self._identities.add(str(file), path, entry))
+            document.add(entry, speed)
+        reading.check()
+        owner = _owner(file, reading.head.metadata.owner or default_owner, owners)
+        document.sections = [name for name in SECTIONS if getattr(reading.head, name) is not None]
+        self.documents.setdefault(owner, Document()).join(document)
 
     def _refuse(self, section: str, known: set[str]) -> None:
         for place, reason in self._identities.unknown(section, known):
             self._readings[Path(place.file)].refuse([(place.path, reason)])
 
-    def _check(self) -> None:
-        refused: list[tuple[Path, Invalid]] = []
-        for file, reading in self._readings.items():
-            try:
-                reading.check()
-            except Invalid as error:
-                refused.append((file, error))
-        if refused:
-            raise InvalidFile(*refused)
+
+def _check(files: Iterable[Path], check: Callable[[Path], None]) -> None:
+    """Check files. Raises InvalidFile with the problems of all."""
+    refused: list[tuple[Path, Invalid]] = []
+    for file in files:
+        try:
+            check(file)
+        except Invalid as error:
+            refused.append((file, error))
+    if refused:
+        raise InvalidFile(*refused)
 
 
 def files_of(given: Sequence[Path]) -> list[Path]:

@@ -2,18 +2,18 @@
 not answer within a second."""
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 import typer
 
 from slipway_client.cli.tables import Output
-from slipway_client.transport.failed import SERVICES, Failed
-from slipway_client.transport.http import PAGE_ITEMS, Api, Parameter, token_of
+from slipway_client.transport.failed import Failed
+from slipway_client.transport.http import PAGE_ITEMS, Api, Parameter
 from slipway_client.view import moments
 from slipway_common.base.clock import utc_now
 
@@ -141,20 +141,15 @@ def _completion(
 ) -> Complete:
     def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         given = context.find_root().params
-        urls = {service: given.get(service.replace("-", "_")) or _url(service)}
+        urls, file = {service: given[service.replace("-", "_")]}, given["token_file"]
+        api = Api(urls, given["token"], token_file=file and Path(file), timeout_seconds=COMPLETION_SECONDS)
         try:
-            token = given.get("token") or token_of(os.environ)
-            api = Api(urls, token, timeout_seconds=COMPLETION_SECONDS)
             rows = api.items(_Listed, service, path, limit=limit, **parameters)
             return list({id_: about(row) for row in reversed(rows) for id_ in ids(row)}.items())[::-1]
         except (Failed, ValueError):
             return []
 
     return complete
-
-
-def _url(service: str) -> str:
-    return os.environ.get(f"SLIPWAY_{service.upper().replace('-', '_')}_URL") or SERVICES[service]
 
 
 pools: Final = _completion("provisioner", "/pools", lambda row: f"{row.serving} serving")

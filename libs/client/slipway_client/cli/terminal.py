@@ -60,9 +60,7 @@ class Terminal:
         # A character that the terminal's encoding lacks must not end the program.
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
         self._console = Console(highlight=False, markup=False, emoji=False)
-        with contextlib.ExitStack() as stack:
-            self._take(stack)
-            self._restored = stack.pop_all()
+        self._take()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,22 +87,24 @@ class Terminal:
                     self._console.update_screen_lines([line], 0, row)
         self._shown = drawn
 
-    def _take(self, stack: contextlib.ExitStack) -> None:
-        loop = asyncio.get_running_loop()
-        # Log lines of libraries would be written across the screen.
-        handler = logging.NullHandler()
-        logging.getLogger().addHandler(handler)
-        stack.callback(logging.getLogger().removeHandler, handler)
-        stack.enter_context(self._console.screen())
-        if sys.stdin.isatty():
-            keyboard = sys.stdin.fileno()
-            stack.callback(termios.tcsetattr, keyboard, termios.TCSADRAIN, termios.tcgetattr(keyboard))
-            tty.setcbreak(keyboard)
-            loop.add_reader(keyboard, self._key, keyboard)
-            stack.callback(loop.remove_reader, keyboard)
-        for signum, act in ((signal.SIGWINCH, self._resized), (signal.SIGTSTP, self._suspend)):
-            loop.add_signal_handler(signum, act)
-            stack.callback(loop.remove_signal_handler, signum)
+    def _take(self) -> None:
+        with contextlib.ExitStack() as stack:
+            loop = asyncio.get_running_loop()
+            # Log lines of libraries would be written across the screen.
+            handler = logging.NullHandler()
+            logging.getLogger().addHandler(handler)
+            stack.callback(logging.getLogger().removeHandler, handler)
+            stack.enter_context(self._console.screen())
+            if sys.stdin.isatty():
+                keyboard = sys.stdin.fileno()
+                stack.callback(termios.tcsetattr, keyboard, termios.TCSADRAIN, termios.tcgetattr(keyboard))
+                tty.setcbreak(keyboard)
+                loop.add_reader(keyboard, self._key, keyboard)
+                stack.callback(loop.remove_reader, keyboard)
+            for signum, act in ((signal.SIGWINCH, self._resized), (signal.SIGTSTP, self._suspend)):
+                loop.add_signal_handler(signum, act)
+                stack.callback(loop.remove_signal_handler, signum)
+            self._restored = stack.pop_all()
 
     def _key(self, keyboard: int) -> None:
         for key in keys(os.read(keyboard, 1024)):
@@ -114,8 +114,6 @@ class Terminal:
         """Ctrl-Z: restore the terminal, stop this process, and take the terminal again after `fg`."""
         self._restored.close()
         os.kill(os.getpid(), signal.SIGSTOP)
-        with contextlib.ExitStack() as stack:
-            self._take(stack)
-            self._restored = stack.pop_all()
+        self._take()
         self._shown_size = (0, 0)
         self._resized()

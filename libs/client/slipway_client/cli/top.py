@@ -96,9 +96,7 @@ async def show_once(watch: "Watch", *, plain: bool) -> int:
     from slipway_client.view import screen
 
     async with _watched(watch):
-        while not watch.complete:
-            watch.changed.clear()
-            await watch.changed.wait()
+        await watch.until_complete()
     snapshot = watch.snapshot()
     if plain:
         _print(snapshot, list(_lines(snapshot, watch.take(), {})))
@@ -125,9 +123,7 @@ async def _watched(watch: "Watch") -> AsyncIterator[None]:
 async def _in_lines(watch: "Watch", interval_seconds: float) -> None:
     from slipway_client.view import narration
 
-    while not watch.complete:
-        watch.changed.clear()
-        await watch.changed.wait()
+    await watch.until_complete()
     before, ordered = watch.snapshot(), narration.InOrder()
     try:
         while True:

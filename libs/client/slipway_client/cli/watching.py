@@ -150,6 +150,11 @@ class Watch:
         """True if every service has answered or failed once."""
         return None not in self._problems.values()
 
+    async def until_complete(self) -> None:
+        while not self.complete:
+            self.changed.clear()
+            await self.changed.wait()
+
     @property
     def problems(self) -> dict[str, str]:
         """The services that do not answer, with the error of each."""

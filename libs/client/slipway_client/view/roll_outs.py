@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from slipway_client.view.phrases import count, drain
+from slipway_client.view.phrases import count, drain, is_fallback, unproven
 from slipway_client.view.snapshot import Config, EventLine, Snapshot
 from slipway_common.base.text import listed
 
@@ -43,7 +43,7 @@ def differences(before: Snapshot, now: Snapshot) -> list[EventLine]:
 def _begun(before: Snapshot, now: Snapshot) -> Iterator[Step]:
     """Names that stand for another revision than before."""
     was, known = _current(before), {config.id for config in before.configs}
-    fallbacks = {config.name: config.revision for config in now.configs if config.fallback}
+    fallbacks = {config.name: config.revision for config in now.configs if is_fallback(config)}
     for name, config in _current(now).items():
         if name not in was or was[name].id == config.id:
             continue
@@ -59,10 +59,10 @@ def _begun(before: Snapshot, now: Snapshot) -> Iterator[Step]:
 
 def _proven(before: Snapshot, now: Snapshot) -> Iterator[Step]:
     """New revisions that had enough successful starts, which ends their roll-out."""
-    unproven = {config.id for config in before.configs if config.unproven}
-    replacing = {config.name for config in before.configs if config.fallback}
+    known = {config.id for config in before.configs if unproven(config)}
+    replacing = {config.name for config in before.configs if is_fallback(config)}
     for config in now.configs:
-        if config.id in unproven and config.proven and config.current and config.name in replacing:
+        if config.id in known and config.proven and config.current and config.name in replacing:
             yield Step(config, f"{config.id} is proven", "new revisions are proven", "good")
 
 
@@ -78,7 +78,7 @@ def _returned(before: Snapshot, now: Snapshot) -> Iterator[Step]:
     """Draining revisions that are fallbacks again, since the image of the current one has gone bad."""
     was, current = {config.id for config in before.configs if config.state == "draining"}, _current(now)
     for config in now.configs:
-        if config.id in was and config.fallback and config.name in current:
+        if config.id in was and is_fallback(config) and config.name in current:
             one = f"{config.id} is the fallback again: {current[config.name].revision} has gone bad"
             yield Step(config, one, "revisions are fallbacks again, since new images have gone bad", "bad")
 

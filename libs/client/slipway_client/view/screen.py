@@ -15,7 +15,7 @@ from slipway_api.http.provisioner.pools import LaunchStop
 from slipway_api.http.service import ListedAlert
 from slipway_client.view import navigation
 from slipway_client.view.navigation import START, Navigation, Place
-from slipway_client.view.phrases import PROBING, brief, where
+from slipway_client.view.phrases import PROBING, brief, is_tripped, where
 from slipway_client.view.snapshot import Config, EventLine, LeasePool, Pool, Service, Snapshot, labels, shares
 from slipway_client.view.table import (
     NONE,
@@ -326,7 +326,7 @@ def _window(config: Config) -> Cell:
 
 
 def _probe(config: Config, snapshot: Snapshot) -> Cell:
-    if not config.tripped:
+    if not is_tripped(config):
         return Cell(NONE)
     if config.health_state == PROBING:
         return Cell("now", "yellow")

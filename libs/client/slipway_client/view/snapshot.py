@@ -48,25 +48,11 @@ class Config(LaunchConfig, frozen=True, kw_only=True):
         return self.state == "active" and self.health_state == phrases.HEALTHY
 
     @property
-    def fallback(self) -> bool:
-        """True for an active revision that is being replaced: it may launch until the current one is proven."""
-        return phrases.is_fallback(self)
-
-    @property
-    def unproven(self) -> bool:
-        """True for a current revision that has not had enough successful starts yet."""
-        return self.state == "active" and self.current and not self.proven
-
-    @property
-    def tripped(self) -> bool:
-        return self.state == "active" and self.health_state in (phrases.TRIPPED, phrases.PROBING)
-
-    @property
     def shown_state(self) -> str:
         """The state of an operator or a roll-out where there is one, else the health state; a trip matters more."""
         if self.state != "active":
             return self.state
-        return "fallback" if self.fallback and self.launches else self.health_state
+        return "fallback" if phrases.is_fallback(self) and self.launches else self.health_state
 
     @property
     def binding(self) -> Level | None:
@@ -85,7 +71,7 @@ class Config(LaunchConfig, frozen=True, kw_only=True):
     @property
     def trouble(self) -> int:
         """Rank of the config's trouble; 0 is none."""
-        return 3 if self.tripped else 2 if self.state in ("paused", "archived") else 0
+        return 3 if phrases.is_tripped(self) else 2 if self.state in ("paused", "archived") else 0
 
 
 class LeasePool(lease_pools.LeasePool, frozen=True, kw_only=True):
@@ -157,7 +143,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def next_probe_seconds(self, config: Config) -> float | None:
         """Seconds until the next probe; 0 when it is due, None when none is scheduled."""
-        if not config.tripped or config.next_probe_at is None:
+        if not phrases.is_tripped(config) or config.next_probe_at is None:
             return None
         return max(0.0, (config.next_probe_at - self.now).total_seconds())
 
@@ -167,7 +153,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             return "; ".join(part for part in (phrases.drain(config, self.now), config.state_reason) if part)
         if config.state != "active":
             return config.state_reason
-        if config.tripped:
+        if phrases.is_tripped(config):
             return phrases.own_cause(config.reason)
         roll_out = self._roll_out(config)
         weak = (config.reason or "").partition("healthy: ")[2]
@@ -175,7 +161,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def _roll_out(self, config: Config) -> str:
         """Progress of a roll-out; empty for a revision that replaces none and is not replaced."""
-        if config.unproven and not any(other.fallback and other.name == config.name for other in self.configs):
+        fallbacks = {other.name for other in self.configs if phrases.is_fallback(other)}
+        if phrases.unproven(config) and config.name not in fallbacks:
             return ""
         return phrases.progress(config, self.now).removeprefix("fallback: ")
 
@@ -226,7 +213,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         if not tripped:
             new = self._tripped_new(pool)
             return f"{phrases.count(new, 'new revision')} tripped" if new else ""
-        causes = {phrases.own_cause(config.reason).partition(";")[0] for config in self._active(pool) if config.tripped}
+        bad = filter(phrases.is_tripped, self._active(pool))
+        causes = {phrases.own_cause(config.reason).partition(";")[0] for config in bad}
         parts = [f"{tripped} of {phrases.count(active, 'config')} tripped", *(causes if len(causes) == 1 else ())]
         return "; ".join(reversed(parts) if tripped == active else parts)
 
@@ -257,13 +245,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         """Numbers of the pool's tripped and active launch configs. One with a fallback that launches is not tripped."""
         active = self._active(pool)
         names = {config.name for config in active}
-        return len(names - {config.name for config in active if not config.tripped}), len(names)
+        return len(names - {config.name for config in active if config.launches}), len(names)
 
     def _tripped_new(self, pool: Pool) -> int:
         """Number of the pool's tripped revisions whose predecessors launch instead."""
         active = self._active(pool)
-        launching = {config.name for config in active if config.fallback and not config.tripped}
-        return sum(config.tripped and config.name in launching for config in active if config.current)
+        launching = {config.name for config in active if config.launches and not config.current}
+        return sum(config.name in launching for config in active if config.current and not config.launches)
 
     def _active(self, pool: Pool) -> list[Config]:
         return [config for config in self.configs if config.pool_id == pool.id and config.state == "active"]

@@ -1,7 +1,7 @@
 """`slipway account` commands."""
 
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import typer
 
@@ -14,6 +14,7 @@ from slipway_common.base.sanitize import printable
 
 app = noun("Manage provider accounts")
 
+T = TypeVar("T")
 AccountId = Annotated[str, typer.Argument(metavar="ACCOUNT", help="ID of the account", autocompletion=accounts)]
 
 
@@ -101,9 +102,7 @@ def check_account(context: typer.Context, account: AccountId, output: AsOutput =
       slipway account check aws-main -o json
     """
     api = api_of(context).within(CHECK_SECONDS)
-    checked = api.read(
-        answers.AccountDetails, "provisioner", path("accounts", account, "check"), method="POST", body={}
-    )
+    checked = api.read(answers.AccountDetails, "provisioner", path("accounts", account, "check"), "POST", {})
     row = checked.value
     if output is Output.JSON:
         as_json(checked.sent)
@@ -157,9 +156,7 @@ def retire_account(context: typer.Context, account: AccountId, reason: Reason) -
     Example:
       slipway account retire aws-old --reason "the account was closed"
     """
-    row = api_of(context).post(
-        answers.RetiredAccount, "provisioner", path("accounts", account, "retire"), {"reason": reason}
-    )
+    row = _command(context, answers.RetiredAccount, account, "retire", reason)
     left = f"; {count(row.may_still_run, 'machine')} may still run there: `slipway account show {row.id}`"
     already = " already, and nothing was changed" if row.was_retired else ""
     print(f"account {row.id} is retired{already}{left if row.may_still_run else ''}")
@@ -175,9 +172,7 @@ def reinstate_account(context: typer.Context, account: AccountId, reason: Reason
     Example:
       slipway account reinstate aws-old --reason "support has reopened it"
     """
-    row = api_of(context).post(
-        answers.Account, "provisioner", path("accounts", account, "reinstate"), {"reason": reason}
-    )
+    row = _command(context, answers.Account, account, "reinstate", reason)
     print(f"account {row.id} is reinstated; it launches again once it answers")
 
 
@@ -192,13 +187,12 @@ def confirm_unresponsive(context: typer.Context, account: AccountId, reason: Rea
     Example:
       slipway account confirm-unresponsive aws-main --reason "the host was powered off"
     """
-    row = api_of(context).post(
-        answers.ConfirmedUnresponsive,
-        "provisioner",
-        path("accounts", account, "confirm-unresponsive"),
-        {"reason": reason},
-    )
+    row = _command(context, answers.ConfirmedUnresponsive, account, "confirm-unresponsive", reason)
     print(f"{count(row.stopped, 'unresponsive worker')} of account {row.id} asked to stop")
+
+
+def _command(context: typer.Context, type_: type[T], account: str, verb: str, reason: str) -> T:
+    return api_of(context).post(type_, "provisioner", path("accounts", account, verb), {"reason": reason})
 
 
 def _launches(row: answers.LaunchLimit) -> str:
@@ -247,9 +241,7 @@ def list_limits(
     if account is not None:
         rows = [row for row in rows if (row.value.scope, row.value.scope_id) == ("account", account)]
         if not rows:
-            api_of(context).get(
-                answers.AccountDetails, "provisioner", path("accounts", account)
-            )  # fails if there is none
+            api_of(context).get(object, "provisioner", path("accounts", account))  # fails if there is none
     where = "" if account is None else f" for account {account}"
     nothing = f"no limits are declared{where}: add `limits` to the declaration, and apply it"
     show(rows, LIMITS, output, nothing=nothing, drop=("spend free", "launches free"))

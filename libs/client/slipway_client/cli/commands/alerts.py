@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from itertools import zip_longest
 from typing import Annotated, Final
 
 import typer
@@ -9,7 +10,7 @@ import typer
 from slipway_api.http.service import ListedAlert
 from slipway_client.cli import options
 from slipway_client.cli.options import AsOutput, Limit, Reason, api_of, clock, noun, now, until_text
-from slipway_client.cli.tables import Field, Output, as_json, first, table
+from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api, Decoded
 from slipway_client.view import moments
@@ -29,7 +30,6 @@ LABELS: Final = {  # in the order in which they are shown
     "command": "remedy",
     "cause": "cause",
 }
-"""Alerts of one service that a list may have."""
 WhichAlert = Annotated[str, typer.Argument(metavar="ALERT", help="Subject, KIND/SUBJECT or key of the alert")]
 Everything = Annotated[bool, typer.Option("--all", help="Open and resolved alerts [default: open ones]")]
 Since = Annotated[
@@ -45,7 +45,6 @@ FIELDS: Final[tuple[Field[ListedAlert], ...]] = (
     ("since", lambda alert: clock(alert.since)),
     "summary",
 )
-STATE: Final[Field[ListedAlert]] = ("state", lambda alert: _state(alert))
 SILENCED: Final[Field[ListedAlert]] = (
     "silenced",
     lambda alert: "" if _silence(alert) is None else until_text(alert.silenced_until),
@@ -75,17 +74,11 @@ def list_alerts(
     if all_:
         resolved, others = _read(api, open=False, since=closed_since, until=raised_until, limit=limit + 1)
         found, errors = found + resolved, "\n".join(dict.fromkeys(filter(None, (errors, others))))
-    rows = first(found, limit)
+    fields = ("state", *FIELDS) if all_ else FIELDS
+    if any(_silence(row.value) is not None for row in found[:limit]):
+        fields = (*fields[:-1], SILENCED, fields[-1])
     nothing = "no alerts" if all_ else "no open alerts"
-    fields = (STATE, *FIELDS) if all_ else FIELDS
-    fields = (*fields[:-1], SILENCED, fields[-1]) if any(_silence(row.value) is not None for row in rows) else fields
-    if output is Output.JSON:
-        as_json(list(map(_with_state, rows)))
-    else:
-        shown = f"{nothing} in the services that answer" if errors else nothing
-        table([row.value for row in rows], fields, nothing=shown)
-    if errors:
-        raise Failed(errors)
+    show(found, fields, output, nothing=nothing, limit=limit, errors=errors)
 
 
 def _moment(option: str, text: str | None) -> str | None:
@@ -115,23 +108,21 @@ def show_alert(context: typer.Context, alert: WhichAlert, output: AsOutput = Out
     found = _named(alerts, alert, errors)
     console = console_of(found, alerts)
     if output is Output.JSON:
-        as_json(_with_state(found) | {"console": console})
+        as_json(found.sent | {"console": console})
         return
     row = found.value
-    lines = [("alert", f"{row.kind} {row.subject_id}"), ("severity", row.severity), ("state", _state(row))]
-    lines.append(("since", clock(row.since)))
+    about = f"{row.kind} {row.subject_id}"
+    shown = {"alert": about, "severity": row.severity, "state": _state(row), "since": clock(row.since)}
     if row.closed_at:
-        lines.append(("resolved", f"{clock(row.closed_at)} {row.resolution}".strip()))
+        shown["resolved"] = f"{clock(row.closed_at)} {row.resolution}".strip()
     if (silence := _silence(row)) is not None:
-        lines.append(("silenced", f"{until_text(row.silenced_until)} by {row.silenced_by}: {silence}"))
-    lines += [(label, text) for name, label in LABELS.items() if (text := getattr(row, name))]
-    lines.append(("key", row.dedup_key))
-    width = max(len(label) for label, _ in lines)
-    for label, value in lines:
-        print(printable(f"{label:<{width}}  {value}"))
-    for label, shown in (("evidence", row.evidence), ("console", console)):
-        for number, line in enumerate(shown):
-            print(printable(f"{'' if number else label:<{width}}  {line}"))
+        shown["silenced"] = f"{until_text(row.silenced_until)} by {row.silenced_by}: {silence}"
+    shown |= {label: text for name, label in LABELS.items() if (text := getattr(row, name))}
+    lines = [*shown.items(), ("key", row.dedup_key)]
+    for label, texts in (("evidence", row.evidence), ("console", console)):
+        lines += zip_longest([label][: len(texts)], texts, fillvalue="")
+    for label, text in lines:
+        print(printable(f"{label:<8}  {text}"))
 
 
 @app.command("silence")
@@ -167,10 +158,6 @@ def _silence(alert: ListedAlert) -> str | None:
 
 def _state(alert: ListedAlert) -> str:
     return RESOLVED if alert.closed_at else OPEN
-
-
-def _with_state(alert: Alert) -> dict[str, object]:
-    return alert.sent | {"state": _state(alert.value)}
 
 
 def console_of(alert: Alert, alerts: Sequence[Alert]) -> Sequence[str]:
@@ -220,5 +207,7 @@ def _read(
     """Alerts of all services that answer, pages first, then the newest first, the newest `limit` of each service; and
     the errors of the others."""
     alerts, errors = api.list_all(ListedAlert, "/alerts", limit=limit, open=open, since=since, until=until)
+    for alert in alerts:
+        alert.sent["state"] = _state(alert.value)
     newest = sorted(alerts, key=lambda alert: alert.value.raised_at, reverse=True)
     return sorted(newest, key=lambda alert: (_state(alert.value) != OPEN, alert.value.severity == "notice")), errors

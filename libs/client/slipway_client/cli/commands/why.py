@@ -116,11 +116,13 @@ class _Search:
         self.subject = subject
         self.problems: list[str] = []
         self.unread: list[str] = []
-        self.broker = ""  # its error if it is unavailable
-        self.configs = self._configs()
+        self.configs = self._known(LaunchConfig, "provisioner", "/launch-configs") or []
         images = {config.image_revision for config in self.configs}
         self.image_revision = subject if subject in images else subject.removeprefix(IMAGE)
-        self.lease_pools = self._lease_pools()
+        lease_pools = self._known(LeasePool, "lease-broker", "/lease-pools")
+        self.lease_pools = lease_pools or []
+        unavailable = f"the lease-broker at {api.urls['lease-broker']} is unavailable"
+        self.broker = unavailable if lease_pools is None else ""
 
     def kinds(self, wanted: Kind | None) -> list[Kind]:
         """The kinds of things with this id, of `wanted` alone if that is given."""
@@ -295,22 +297,13 @@ class _Search:
         place = path(collection, self.subject)
         return _unless(unknown, lambda: self.api.get(object, "provisioner", place)) is not None
 
-    def _configs(self) -> list[LaunchConfig]:
-        """Empty when the provisioner is unavailable: leases and lease pools can still be explained."""
+    def _known(self, type_: type[T], service: str, place: str) -> list[T] | None:
+        """Items of a list; None if the service is unavailable: what others know can still be explained."""
         try:
-            return self.api.items(LaunchConfig, "provisioner", "/launch-configs")
+            return self.api.items(type_, service, place)
         except Failed as error:
             self.problems.append(str(error).partition("\n")[0])
-            return []
-
-    def _lease_pools(self) -> list[LeasePool]:
-        """Empty when the lease-broker is unavailable: everything else can still be explained."""
-        try:
-            return self.api.items(LeasePool, "lease-broker", "/lease-pools")
-        except Failed as error:
-            self.problems.append(str(error).partition("\n")[0])
-            self.broker = f"the lease-broker at {self.api.urls['lease-broker']} is unavailable"
-            return []
+            return None
 
 
 def _has_image(config: LaunchConfig, image: str) -> bool:
