@@ -74,7 +74,7 @@ async def test_an_agent_sends_and_reads_what_the_types_say(
     identity = Identity(instance_id="i-7", zone_id="use1-az6", proof=Proof("{}", "c2ln", "cGtjczc="))
     provisioner = Provisioner(data, identity, tmp_path)
     assert await provisioner.perform(Register()) == Reply(task_slots=2)
-    assert (provisioner.worker_id, provisioner.pool_id) == (WORKER, "linux")
+    assert (provisioner.known.worker_id, provisioner.known.pool_id) == (WORKER, "linux")
     leave = Reply(**LEAVE)
     for report in REPORTS:
         assert await provisioner.perform(SendReport(report)) == leave

@@ -17,7 +17,7 @@ from slipway_client.view.navigation import Place
 from slipway_client.view.pages import Item, Listing, Page
 from slipway_client.view.phrases import is_tripped, own_cause
 
-T = TypeVar("T")
+T = TypeVar("T", LaunchConfig, Worker, WorkerLease, Lease)
 ANSWER_SECONDS: Final = 5.0
 KINDS: Final = frozenset(Kind)
 LISTED: Final = 200  # newest workers, oldest leases
@@ -47,7 +47,7 @@ def _read(api: Api, place: Place) -> Page:
 def _of_pool(api: Api, id_: str) -> Sequence[Listing]:
     rows = api.items(LaunchConfig, "provisioner", "/launch-configs")
     shown = [row for row in rows if row.pool_id == id_ and row.state != "archived"]
-    return _listing("config", shown, CONFIG, "no launch configs", id_of=lambda config: config.id), _workers(api, id_)
+    return _listing("config", shown, CONFIG, "no launch configs"), _workers(api, id_)
 
 
 def _of_config(api: Api, id_: str) -> Sequence[Listing]:
@@ -57,39 +57,24 @@ def _of_config(api: Api, id_: str) -> Sequence[Listing]:
 
 def _workers(api: Api, pool_id: str, config_id: str | None = None) -> Listing:
     rows = api.items(Worker, "provisioner", "/workers", pool=pool_id, config=config_id, limit=LISTED)
-    return _listing(
-        "worker",
-        rows,
-        workers.FIELDS,
-        "no workers",
-        id_of=lambda worker: worker.id,
-        drop=("pool", "instance", "launch config", "age"),
-    )
+    return _listing("worker", rows, workers.FIELDS, "no workers", ("pool", "instance", "launch config", "age"))
 
 
 def _of_worker(api: Api, id_: str) -> Sequence[Listing]:
     lease = api.get(WorkerDetails, "provisioner", path("workers", id_)).lease
-    return (_listing("lease", [lease] if lease else [], LEASE, "no lease", id_of=lambda lease: lease.id),)
+    return (_listing("lease", [lease] if lease else [], LEASE, "no lease"),)
 
 
 def _of_lease_pool(api: Api, id_: str) -> Sequence[Listing]:
     rows = api.items(Lease, "lease-broker", "/leases", pool=id_, limit=LISTED)
     drop = ("pool", "token", "granted", "operation", "tenant")
-    return (_listing("lease", rows, lease_held.LEASES, "no leases", id_of=lambda lease: lease.lease_id, drop=drop),)
+    return (_listing("lease", rows, lease_held.LEASES, "no leases", drop),)
 
 
-def _listing(
-    kind: str,
-    rows: Sequence[T],
-    fields: Sequence[Field[T]],
-    nothing: str,
-    *,
-    id_of: Callable[[T], str],
-    drop: Sequence[str] = (),
-) -> Listing:
+def _listing(kind: str, rows: Sequence[T], fields: Sequence[Field[T]], empty: str, drop: Sequence[str] = ()) -> Listing:
     headings, texts = cells(rows, fields)
-    items = [Item(Place(kind, id_of(row)), text) for row, text in zip(rows, texts, strict=True)]
-    return Listing([heading.upper() for heading in headings], items, nothing, [heading.upper() for heading in drop])
+    items = [Item(Place(kind, row.id), text) for row, text in zip(rows, texts, strict=True)]
+    return Listing([heading.upper() for heading in headings], items, empty, [heading.upper() for heading in drop])
 
 
 LISTINGS: Final[Mapping[str, Callable[[Api, str], Sequence[Listing]]]] = {

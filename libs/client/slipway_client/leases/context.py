@@ -20,6 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from slipway_api.http.lease_broker import AcquireGroup, Lease
 from slipway_client.leases.admission import FAIL_OPEN_VARIABLE, UNAVAILABLE_SECONDS, Admission, FailOpen
+from slipway_client.leases.environment import switched_off
 from slipway_client.leases.errors import LeaseLost
 from slipway_client.leases.holder import holder
 from slipway_client.leases.host import this_host
@@ -28,7 +29,6 @@ from slipway_client.leases.session import Session
 from slipway_client.leases.terms import Wanted, parse_handle
 from slipway_client.transport.failed import SERVICES
 from slipway_client.transport.http import token_of
-from slipway_client.transport.switch import switched_off
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import new_id
 

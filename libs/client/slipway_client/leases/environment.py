@@ -1,4 +1,4 @@
-"""Environment of a command under a lease. Pure."""
+"""Environment that switches leases off, and that of a command under a lease. Pure."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
@@ -25,6 +25,15 @@ SECRETS: Final = frozenset(
     )
     for suffix in ("", "_FILE")
 )
+
+
+SWITCH: Final = "SLIPWAY_LEASE"
+OFF: Final = frozenset({"off", "false", "0"})
+
+
+def switched_off(environment: Mapping[str, str]) -> bool:
+    """True if SLIPWAY_LEASE switches leases off: by `off`, `false` or `0`, in any case."""
+    return environment.get(SWITCH, "").strip().lower() in OFF
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:

@@ -2,14 +2,13 @@
 
 import re
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Final
 
 UNIT_SECONDS: Final = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 DURATION: Final = re.compile(r"(\d+d)?(\d+h)?(\d+m)?(\d+(?:\.\d+)?s)?")
 TIME_OF_DAY: Final = re.compile(r"\d{1,2}:\d\d(:\d\d)?")
-MINUTE: Final = 60.0
-HOUR: Final = 3600.0
-DAY: Final = 86_400.0
+SPELLED: Final = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
 def seconds(text: str) -> float:
@@ -46,11 +45,7 @@ def spelled(duration_seconds: float) -> str:
     if total < 10:
         return f"{total:.1f} s".replace(".0 s", " s")
     total = round(total)
-    for unit, name, smaller, smaller_name in (
-        (DAY, "d", HOUR, "h"),
-        (HOUR, "h", MINUTE, "min"),
-        (MINUTE, "min", 1.0, "s"),
-    ):
+    for (name, unit), (smaller_name, smaller) in pairwise(SPELLED):
         if total >= unit:
             rest = int(total % unit // smaller)
             return f"{total // unit:.0f} {name}" + (f" {rest} {smaller_name}" if rest else "")

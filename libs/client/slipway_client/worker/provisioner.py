@@ -35,31 +35,23 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 class Provisioner:
-    """The provisioner of one worker. `worker_id` and `pool_id` are empty until it is registered. `state`: directory
-    that keeps the worker's token where the machine proves its identity; None: it is kept in memory only."""
+    """The provisioner of one worker. `known` is empty until it is registered. `state`: directory that keeps the
+    worker's token where the machine proves its identity; None: it is kept in memory only."""
 
     def __init__(self, user_data: UserData, identity: Identity, state: Path | None = None) -> None:
         self._user_data = user_data
         self._identity = identity
         self._state = state
         self._token = ""
-        self._known = Registered("", "", "")
+        self.known = Registered("", "", "")
         # Wall-clock times that may be said again, by their monotonic times, as they were first written.
         self._dates: dict[float, str] = {}
-
-    @property
-    def worker_id(self) -> str:
-        return self._known.worker_id
-
-    @property
-    def pool_id(self) -> str:
-        return self._known.pool_id
 
     async def perform(self, call: Call) -> Reply:
         """Perform the call. Raises NoAnswer, Refusal and UnknownWorker."""
         if isinstance(call, Register):
             await self._register()
-            return Reply(task_slots=self._known.task_slots)
+            return Reply(task_slots=self.known.task_slots)
         try:
             answer = await self._ask(call)
         except NoAnswer as error:
@@ -87,7 +79,7 @@ class Provisioner:
             case Poll(heartbeat=True):
                 return await self._post("heartbeat", {})
             case Poll():
-                return await get(self._url("should-terminate"), token=self._known.token)
+                return await get(self._url("should-terminate"), token=self.known.token)
 
     async def _register(self) -> None:
         body: dict[str, object] = {
@@ -103,10 +95,10 @@ class Provisioner:
         if not answer.ok:
             raise Refusal(f"the provisioner refused the registration: {answer.text}")
         try:
-            self._known = msgspec.convert(answer.body, Registered)
+            self.known = msgspec.convert(answer.body, Registered)
         except msgspec.ValidationError as error:
             raise NoAnswer(f"answered something other than a registration: {error}") from error
-        log(f"registered as {self.worker_id} of pool {self.pool_id}")
+        log(f"registered as {self.known.worker_id} of pool {self.known.pool_id}")
 
     def _body(self, report: Report) -> dict[str, object]:
         if report.what == "error":
@@ -136,7 +128,7 @@ class Provisioner:
         self._dates = {at: text for at, text in self._dates.items() if at not in ended}
 
     async def _post(self, what: str, body: dict[str, object]) -> Answer:
-        return await post(self._url(what), body, token=self._known.token)
+        return await post(self._url(what), body, token=self.known.token)
 
     def _url(self, what: str) -> str:
-        return f"{self._user_data.provisioner_url}/workers/{self.worker_id}/{what}"
+        return f"{self._user_data.provisioner_url}/workers/{self.known.worker_id}/{what}"

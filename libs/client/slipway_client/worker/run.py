@@ -79,7 +79,7 @@ class _Running(Loops[Run]):
         return code
 
     def _queue(self) -> Queue:
-        known, instance_id = self.provisioner, self.machine.identity.instance_id
+        known, instance_id = self.provisioner.known, self.machine.identity.instance_id
         return Queue(self._queue_url, pool_id=known.pool_id, worker_id=known.worker_id, instance_id=instance_id)
 
     async def _claim(self, wait_seconds: float) -> None:

@@ -122,7 +122,7 @@ class _Wrapping(Loops[Wrapped]):
 
     def _environment(self, path: Path) -> dict[str, str]:
         """Variables for the agent and its job hooks."""
-        given = {POOL: self.provisioner.pool_id, SOURCE: self._source}
+        given = {POOL: self.provisioner.known.pool_id, SOURCE: self._source}
         return given | {SOCKET: str(path), TASK: ""}  # without the task that this process may be part of
 
     # Hooks

@@ -5,19 +5,18 @@ import signal
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
-from typer.core import TyperCommand
 
 from slipway_client.cli.commands.lease_options import Pool, duration_or_zero, handle_of
 from slipway_client.cli.options import api_of, as_usage
 from slipway_client.cli.tables import as_json
+from slipway_client.leases.environment import of_command, switched_off, without_secrets
 from slipway_client.leases.errors import NOT_STARTED
 from slipway_client.leases.log import log
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api
-from slipway_client.transport.switch import switched_off
 from slipway_client.view import moments
 
 if TYPE_CHECKING:
@@ -28,29 +27,6 @@ if TYPE_CHECKING:
     from slipway_client.leases.terms import Wanted
 
 app = typer.Typer(rich_markup_mode=None)
-
-
-class _Run(TyperCommand):
-    """Exits with 125 for a usage error: every other code may be the command's."""
-
-    def make_context(self, *arguments: Any, **options: Any) -> Any:
-        try:
-            return super().make_context(*arguments, **options)
-        except Exception as error:
-            _exit_by(error)
-            raise
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except typer.BadParameter as error:
-            _exit_by(error)
-            raise
-
-
-def _exit_by(error: Exception) -> None:
-    if getattr(error, "exit_code", 0) == 2:
-        error.exit_code = NOT_STARTED  # type: ignore[attr-defined]
 
 
 class LeaseFormat(StrEnum):
@@ -88,7 +64,7 @@ Member = Annotated[
 AsLeaseFormat = Annotated[LeaseFormat, typer.Option("-o", "--output", help="Output format; env prints lines for eval")]
 
 
-@app.command("run", cls=_Run, context_settings={"allow_interspersed_args": False})
+@app.command("run", context_settings={"allow_interspersed_args": False})
 def run_leased(
     context: typer.Context,
     pool: Pool,
@@ -209,8 +185,6 @@ def _end_as(ended: "Outcome") -> NoReturn:
 
 def _run_switched_off(command: list[str], status_file: Path | None, *, passes_token: bool) -> NoReturn:
     """Run the command without a lease: in place of this process, unless its end is to be recorded."""
-    from slipway_client.leases.environment import without_secrets
-
     if status_file is not None:
         import asyncio
 
@@ -355,7 +329,6 @@ def _log_capped_hold(requested_seconds: float | None, leases: "list[Lease]") -> 
 def _print_leases(leases: "list[Lease]", output: LeaseFormat, *, requested: int = 1) -> None:
     import shlex
 
-    from slipway_client.leases.environment import of_command
     from slipway_client.leases.terms import handle
 
     match output:

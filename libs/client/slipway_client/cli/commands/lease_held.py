@@ -11,8 +11,8 @@ from slipway_api.http.lease_broker import ConfirmLease, Lease, ReleasedLease, Re
 from slipway_client.cli.commands.lease_options import Pool, duration_or_zero, handle_of
 from slipway_client.cli.options import AsOutput, Limit, OfLeasePool, api_of, clock
 from slipway_client.cli.tables import Field, Output, details, first, result, show
+from slipway_client.leases.environment import switched_off
 from slipway_client.transport.http import path
-from slipway_client.transport.switch import switched_off
 
 app = typer.Typer(rich_markup_mode=None)
 

@@ -8,22 +8,28 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from slipway_client.leases.errors import NOT_STARTED, exit_code
 from slipway_client.transport.failed import Failed
 
 
 class _Exits(TyperGroup):
-    """Maps refusals to the exit codes of lease commands. Usage errors stay 2."""
+    """Maps refusals to the exit codes of lease commands. Usage errors stay 2, but for those of `run`, of which every
+    other code may be its command's."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except Failed as error:
             if type(error) is Failed:
-                from slipway_client.leases.errors import exit_code
-
                 error.exit_code = exit_code(error.status, error.slug)
             else:
                 ctx.obj.name_existing(error)
+            raise
+        except typer.Exit:
+            raise
+        except Exception as error:
+            if ctx.invoked_subcommand == "run" and getattr(error, "exit_code", 0) == 2:
+                error.exit_code = NOT_STARTED  # type: ignore[attr-defined]
             raise
 
 
