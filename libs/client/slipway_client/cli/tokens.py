@@ -44,31 +44,22 @@ def create(
             DocumentProblem("--name", f"{name!r} is invalid: use at most 63 lower-case letters, digits, dots, - and _")
         )
     secret = new_secret()
+    expiry = expires_at and expires_at.isoformat(timespec="seconds")
+    limits = {"tenants": [*tenants], "sources": [*sources], "expires_at": expiry}
     entry: dict[str, object] = {"name": name, "sha256": hash_secret(secret), "scopes": scopes}
-    if tenants:
-        entry["tenants"] = [*tenants]
-    if sources:
-        entry["sources"] = [*sources]
-    if expires_at is not None:
-        entry["expires_at"] = expires_at.isoformat(timespec="seconds")
+    entry |= {field: value for field, value in limits.items() if value}
     line = "- " + yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=10_000).strip()
-    if file is None:
+    with _locked(file) if file else contextlib.nullcontext():
+        before = file.read_text() if file and file.exists() else ""
+        entries = [] if is_empty(before) else read(before).value
+        if not isinstance(entries, list):
+            problems.append(DocumentProblem("--file", f"{file} is not a list of tokens"))
+        elif any(isinstance(known, dict) and known.get("name") == name for known in entries):
+            problems.append(DocumentProblem("--name", f"{file} already has a token {name!r}"))
         if problems:
             raise Invalid(problems)
-        return secret, line
-    with _locked(file):
-        before = file.read_text() if file.exists() else ""
-        entries: list[object] = []
-        if not is_empty(before):
-            value = read(before).value
-            if not isinstance(value, list):
-                problems.append(DocumentProblem("--file", f"{file} is not a list of tokens"))
-            elif any(isinstance(known, dict) and known.get("name") == name for known in value):
-                problems.append(DocumentProblem("--name", f"{file} already has a token {name!r}"))
-            else:
-                entries = value
-        if problems:
-            raise Invalid(problems)
+        if file is None:
+            return secret, line
         more = ("" if before.endswith("\n") or not before else "\n") + line + "\n"
         _check(before, more, [*entries, entry])
         _replace(file, before + more)

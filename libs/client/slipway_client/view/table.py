@@ -7,11 +7,13 @@ a sign of the same meaning.
 
 import textwrap
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from slipway_client.view.moments import UNIT_SECONDS
 from slipway_common.base.sanitize import printable
 
 BAR_LEAST: Final = 6
@@ -120,13 +122,10 @@ def span(seconds: float | None) -> str:
     if seconds is None:
         return NONE
     total = round(max(0.0, seconds))
-    if total < 60:
-        return f"{total}s"
-    if total < 3600:
-        return f"{total // 60}m{total % 60:02d}s"
-    if total < 86_400:
-        return f"{total // 3600}h{total % 3600 // 60:02d}m"
-    return f"{total // 86_400}d{total % 86_400 // 3600:02d}h"
+    for (name, unit), (smaller_name, smaller) in pairwise(UNIT_SECONDS.items()):
+        if total >= unit:
+            return f"{total // unit:.0f}{name}{total % unit // smaller:02.0f}{smaller_name}"
+    return f"{total}s"
 
 
 def count(number: int | None) -> str:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import typer
 
@@ -12,9 +12,10 @@ from slipway_client.cli.commands.lease_options import Pool, duration_or_zero, ha
 from slipway_client.cli.options import AsOutput, Limit, OfLeasePool, api_of, clock
 from slipway_client.cli.tables import Field, Output, details, first, result, show
 from slipway_client.leases.environment import switched_off
-from slipway_client.transport.http import path
+from slipway_client.transport.http import Decoded, path
 
 app = typer.Typer(rich_markup_mode=None)
+T = TypeVar("T")
 
 
 class Listing(StrEnum):
@@ -50,7 +51,7 @@ def renew(
     """
     for id_, token in _held(lease):
         body = RenewLease(fencing_token=token, progress=progress)
-        answer = api_of(context).read(Lease, "lease-broker", path("leases", id_, "renew"), method="POST", body=body)
+        answer = _posted(context, Lease, id_, "renew", body)
         result(answer, f"{answer.value.ttl_seconds_left:.0f}", output)
 
 
@@ -63,8 +64,7 @@ def confirm(context: typer.Context, lease: Held = None, output: AsOutput = Outpu
       slipway lease confirm "$held"
     """
     for id_, token in _held(lease):
-        body = ConfirmLease(fencing_token=token)
-        answer = api_of(context).read(Lease, "lease-broker", path("leases", id_, "confirm"), method="POST", body=body)
+        answer = _posted(context, Lease, id_, "confirm", ConfirmLease(fencing_token=token))
         result(answer, f"{answer.value.ttl_seconds_left:.0f}", output)
 
 
@@ -104,9 +104,7 @@ def release(
             retry_after_seconds=retry_after_seconds,
             quota_remaining=quota_remaining,
         )
-        answer = api_of(context).read(
-            ReleasedLease, "lease-broker", path("leases", id_, "release"), method="POST", body=body
-        )
+        answer = _posted(context, ReleasedLease, id_, "release", body)
         result(answer, str(answer.value.released_units), output)
 
 
@@ -192,6 +190,10 @@ def list_leases(
     else:
         drop = ("holder", "granted", "operation", "token", "hold until", "tenant", "units")
         show(rows, LEASES, Output(output.value), nothing="no leases", drop=drop, limit=limit)
+
+
+def _posted(context: typer.Context, type_: type[T], lease_id: str, verb: str, body: object) -> Decoded[T]:
+    return api_of(context).read(type_, "lease-broker", path("leases", lease_id, verb), "POST", body)
 
 
 def _held(given: str | None) -> "Iterator[tuple[str, int]]":

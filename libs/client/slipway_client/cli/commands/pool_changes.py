@@ -1,13 +1,11 @@
 """`slipway pool set-image`, `set`, `history` and `rollback`: changes of one declared worker pool, and its history."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from slipway_api.http.declaration import Change
 from slipway_api.http.provisioner.declaration import DeclarationResult, PoolRevision, RevisionInForce
 from slipway_api.http.provisioner.pools import PoolDetails
 from slipway_api.http.provisioner.workers import Worker
@@ -66,7 +64,8 @@ def set_image(
       slipway pool set-image linux linux-2 --config linux-zone-a --replace rolling
       slipway pool set-image linux linux-3 --replace now --drain-for 30m --reason "leaked token"
     """
-    parameters = {"action": "set-image", "reason": reason, **options.roll_out(replace, drain_for, terminate)}
+    how = options.roll_out(replace, drain_for, terminate)
+    parameters = {"action": "set-image", "reason": reason, "confirm": confirm, **how}
 
     def with_image(spec: Spec) -> Spec:
         names = _names(spec)
@@ -80,12 +79,7 @@ def set_image(
         ]
         return spec | {"launch_configs": configs}
 
-    api = options.api_of(context)
-    before = replaced.current_revisions(api, pool=pool)
-    with confirmable(command_line(context)):
-        answer = _changed(api, pool, with_image, parameters | {"confirm": confirm})
-    made = replaced.replacements(before, replaced.current_revisions(api, pool=pool), answer.items)
-    _show_changes(answer.items, pool, output, made)
+    _carry_out(context, pool, output, lambda api: _changed(api, pool, with_image, parameters), replaces=True)
 
 
 @app.command("set")
@@ -131,9 +125,7 @@ def set_pool(
         return spec | wanted | more
 
     parameters = {"action": "set", "reason": reason, "confirm": confirm}
-    with confirmable(command_line(context)):
-        answer = _changed(options.api_of(context), pool, with_settings, parameters)
-    _show_changes(answer.items, pool, output)
+    _carry_out(context, pool, output, lambda api: _changed(api, pool, with_settings, parameters), replaces=False)
 
 
 @app.command("promote")
@@ -169,9 +161,11 @@ def promote_pool(
                 "Nothing was changed; --force promotes it nevertheless"
             )
     parameters = {"action": "set", "reason": reason, "confirm": confirm}
-    with confirmable(command_line(context)):
-        answer = _changed(api, pool, lambda spec: spec | {"mode": wanted}, parameters)
-    _show_changes(answer.items, pool, output)
+
+    def with_mode(spec: Spec) -> Spec:
+        return spec | {"mode": wanted}
+
+    answer = _carry_out(context, pool, output, lambda api: _changed(api, pool, with_mode, parameters), replaces=False)
     if output is Output.TABLE:
         texts = [row.text for row in answer.costs] + [row.text for row in answer.unpriced]
         print(*map(printable, texts), sep="\n")
@@ -233,7 +227,6 @@ def roll_back(
       slipway pool rollback linux --reason "linux-2 does not boot"
       slipway pool rollback linux --to 12 --reason "back to the images of last week"
     """
-    api = options.api_of(context)
     given = {
         "to_revision": _number(pool, to),
         "whole": whole or None,
@@ -243,11 +236,11 @@ def roll_back(
         **options.roll_out(replace, drain_for, terminate),
     }
     body = {name: value for name, value in given.items() if value is not None}
-    before = replaced.current_revisions(api, pool=pool)
-    with confirmable(command_line(context)):
-        answer = api.post(DeclarationResult, "provisioner", path("pools", pool, "rollback"), body)
-    made = replaced.replacements(before, replaced.current_revisions(api, pool=pool), answer.items)
-    _show_changes(answer.items, pool, output, made)
+
+    def request(api: Api) -> DeclarationResult:
+        return api.post(DeclarationResult, "provisioner", path("pools", pool, "rollback"), body)
+
+    answer = _carry_out(context, pool, output, request, replaces=True)
     if output is Output.TABLE:
         print(f"As of entry {answer.to_revision} of the history; current: {_images(answer.revisions or {})}")
 
@@ -337,18 +330,23 @@ def _differs(declared: Spec, wanted: Spec) -> bool:
     return any(declared.get(name) != wanted[name] for name in wanted if name not in kept)
 
 
-def _show_changes(
-    changes: Sequence[Change],
-    pool: str,
-    output: Output,
-    made: Mapping[str, replaced.Replacement] = MappingProxyType({}),
-) -> None:
-    """Show a line for each launch config whose current revision was replaced, and other changes below."""
+def _carry_out(
+    context: typer.Context, pool: str, output: Output, request: Callable[[Api], DeclarationResult], *, replaces: bool
+) -> DeclarationResult:
+    """Carry out a change of a pool, and show a line for each launch config whose current revision it has replaced, if
+    it `replaces` any, and other changes below."""
+    api = options.api_of(context)
+    before = replaced.current_revisions(api, pool=pool) if replaces else []
+    with confirmable(command_line(context)):
+        answer = request(api)
+    after = replaced.current_revisions(api, pool=pool) if replaces else []
+    made = replaced.replacements(before, after, answer.items)
     if output is Output.JSON:
-        as_json(replaced.with_replacements(changes, made))
-        return
+        as_json(replaced.with_replacements(answer.items, made))
+        return answer
     for line in replaced.lines(made, options.now()):
         print(line)
-    rest = [change for change in changes if change.kind != replaced.LAUNCH_CONFIG or change.id not in made]
+    rest = [change for change in answer.items if change.kind != replaced.LAUNCH_CONFIG or change.id not in made]
     if rest or not made:
         table(rest, CHANGE_FIELDS, nothing=f"pool {pool} is unchanged")
+    return answer

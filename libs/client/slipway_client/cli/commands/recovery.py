@@ -123,18 +123,15 @@ def confirm(
         table(rows, ORPHANS, nothing="no orphan instances")
     answer = {"instances": rows} | {name: read.sent[name] for name in ("restored", "compared", "not_listed")}
     undecided = any(not row.decision for row in found.orphans)
-    if not (undecided or given or others or found.restored):
+    is_needed = bool(undecided or given or others or found.restored)
+    if not (is_needed and yes):
         if output is Output.JSON:
             as_json(answer | {"done": None})
-        return
-    if not yes:
-        if output is Output.JSON:
-            as_json(answer | {"done": None})
-        else:
+        elif is_needed:
             _print_refusals(found, unlisted or ())
             then = "; launching starts again" if found.restored else ""
             print(f"nothing was changed; with --yes: {_counted(rows)}{then}")
-        raise typer.Exit(CONFIRMATION)
+        raise typer.Exit(CONFIRMATION if is_needed else 0)
     instances = [{"account_id": row.account_id, "instance_id": row.instance_id, "action": row.action} for row in rows]
     body = {"instances": instances, "unlisted": unlisted or []}
     done = api_of(context).post(answers.RecoveryConfirmed, "provisioner", "/recovery/confirm", body)
