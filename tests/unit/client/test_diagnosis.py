@@ -101,7 +101,7 @@ def diagnose(seen: Gathered) -> list[Finding]:
     }
     typed = {name: rows and [row(type_, one) for one in rows] for name, (type_, rows) in given.items()}
     listed = alerts and [msgspec.convert(LISTED_ALERT | one, ListedAlert) for one in alerts]
-    return diagnosis.diagnose(msgspec.structs.replace(seen, alerts=listed, **typed))
+    return list(diagnosis.diagnose(msgspec.structs.replace(seen, alerts=listed, **typed)))
 
 
 def test_everything_is_ok() -> None:

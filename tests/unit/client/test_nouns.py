@@ -21,7 +21,7 @@ SLOW = ("httpx2", "rich", "ssl", "asyncio", "msgspec", "h11")
     [
         (["--help"], [], []),
         (["pool", "ls", "--help"], ["configs", "pools"], ["msgspec"]),
-        (["lease", "run", "--help"], ["lease_acquire", "lease_options", "leases"], ["msgspec"]),
+        (["lease", "run", "--help"], ["lease_acquire", "leases"], ["msgspec"]),
     ],
 )
 def test_a_command_loads_what_it_uses(arguments: list[str], commands: list[str], slow: list[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
@@ -16,6 +16,9 @@ from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import PAGE_ITEMS, Api, Parameter
 from slipway_client.view import moments
 from slipway_common.base.clock import utc_now
+
+if TYPE_CHECKING:
+    from slipway_api.http.lease_broker import AcquireReplaces
 
 COMPLETION_SECONDS: Final = 1.0
 Complete = Callable[[typer.Context, str], list[tuple[str, str]]]
@@ -81,6 +84,19 @@ def seconds_of(option: str, given: str) -> float:
 def duration_seconds(option: str, given: str | None) -> float | None:
     """Duration of an option in seconds; None if it is not given."""
     return None if given is None else seconds_of(option, given)
+
+
+def duration_or_zero(option: str, text: str | None) -> float | None:
+    """Seconds of a duration such as 20m; also 0."""
+    return 0.0 if text is not None and not text.strip("0s") else duration_seconds(option, text)
+
+
+def handle_of(text: str) -> "AcquireReplaces":
+    """ID and fencing token of ID:TOKEN."""
+    from slipway_client.leases.terms import parse_handle
+
+    with as_usage():
+        return parse_handle(text)
 
 
 def ago(option: str, text: str | None) -> str | None:
@@ -180,6 +196,7 @@ WorkerId = Annotated[
 OfPool = Annotated[
     str | None, typer.Option("--pool", metavar="POOL", help="Worker pool [default: all]", autocompletion=pools)
 ]
+Pool = Annotated[str, typer.Option("--pool", metavar="POOL", help="Lease pool", autocompletion=lease_pools)]
 OfLeasePool = Annotated[
     str | None, typer.Option("--pool", metavar="POOL", help="Lease pool [default: all]", autocompletion=lease_pools)
 ]

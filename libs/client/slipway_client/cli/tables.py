@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Final, NamedTuple, TextIO, TypeVar
 
 import msgspec
@@ -134,8 +135,8 @@ def details(
     if output is Output.JSON:
         as_json(read.sent)
         return False
-    shown = {name: value for name, value in read.sent.items() if name not in nested and value not in hidden}
-    pairs(shown | more)
+    shown = {name: value for name, value in read.sent.items() if name not in nested} | more
+    pairs({name: value for name, value in shown.items() if value not in hidden})
     return True
 
 
@@ -241,9 +242,9 @@ def _width_of(text: str) -> int:
 
 
 def _column(rows: Sequence[T], field: Field[T]) -> _Column:
-    heading, value_of = (field, _getter(field)) if isinstance(field, str) else field
+    heading, value_of = (field, attrgetter(field)) if isinstance(field, str) else field
     values = [value_of(row) for row in rows]
-    numbers = all(_is_number(value) for value in values if value is not None)
+    numbers = all(type(value) in (int, float) for value in values if value is not None)
     return _Column(heading.replace("_", " "), [_text(value) for value in values], numbers)
 
 
@@ -264,14 +265,6 @@ def _fitting(columns: list[_Column], width: int, drop: Sequence[str]) -> list[_C
     while others and _width([first, *others]) > width:
         others.remove(by_importance.pop(0))
     return [first, *others]
-
-
-def _getter(field: str) -> Callable[[object], object]:
-    return lambda row: getattr(row, field)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _text(value: object) -> str:

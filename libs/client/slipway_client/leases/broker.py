@@ -3,7 +3,7 @@
 from http import HTTPStatus
 from math import inf
 from typing import Final, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import msgspec
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from slipway_api.problems import Problem
 from slipway_client.leases.errors import LOST_SLUGS, Refused
 from slipway_client.leases.terms import Wanted
 from slipway_client.transport import patience
+from slipway_client.transport.connections import address
 from slipway_client.transport.decoding import UNREADABLE
 from slipway_client.transport.exchange import OTHER_SERVICE, NoAnswer, authorization, exchange, limited
 from slipway_client.transport.failed import SERVICES
@@ -129,8 +130,11 @@ class Broker:
     ) -> tuple[int, bytes]:
         """Call the broker, which may hold its answer back for `wait_seconds`. A caller that goes on without an answer
         `within_seconds` still waits as long as for a broker that was never slow."""
-        if not _is_address(self.url):  # would look like an outage
-            raise Refused(f"{self.url} is not a URL such as {SERVICES['lease-broker']}", "not-an-address", 422)
+        try:
+            address(self.url)
+        except ValueError as error:  # would look like an outage
+            text = f"{self.url} is not a URL such as {SERVICES['lease-broker']}"
+            raise Refused(text, "not-an-address", 422) from error
         url = self.url + path
         content = b"" if body is None else msgspec.json.encode(body)
         seconds = min(self._patience.seconds, max(self._patience.least_seconds, within_seconds - wait_seconds))
@@ -156,15 +160,6 @@ class Broker:
         if answered and not answered.startswith(b"{"):
             raise NoAnswer(f"{self.url} did not answer with JSON: is it a lease-broker?", OTHER_SERVICE)
         return status, answered
-
-
-def _is_address(url: str) -> bool:
-    try:
-        url.encode()
-        where = urlsplit(url)
-        return where.scheme in {"http", "https"} and bool(where.hostname) and where.port != 0
-    except ValueError:  # of a port that is none, or of bytes of the environment that are no text
-        return False
 
 
 def _read(answer: bytes, kind: type[Answered]) -> Answered:

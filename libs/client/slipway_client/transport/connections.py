@@ -153,8 +153,9 @@ class _Connection:
 
 def address(url: str) -> SplitResult:
     """Parts of a URL. Raises ValueError if it is none."""
+    url.encode()  # bytes of the environment may be no text
     where = urlsplit(url)
-    if where.scheme not in PORTS or not where.hostname:
+    if where.scheme not in PORTS or not where.hostname or where.port == 0:
         raise ValueError(f"{url} is not an address such as http://127.0.0.1:7301")
     return where
 

@@ -1,7 +1,7 @@
 """Checks of a deployment, graded, with a remedy for each problem. Pure: grades facts that were gathered before."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -72,39 +72,35 @@ class Finding(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-def diagnose(seen: Gathered) -> list[Finding]:
+def diagnose(seen: Gathered) -> Iterator[Finding]:
     """Every check in a fixed order; each has one ok finding, or one for each problem."""
     statuses = {name: answer.status for name, answer in seen.services.items() if answer.status is not None}
-    found: list[Finding] = []
     for name, answer in seen.services.items():
-        found.extend(_service(name, answer, seen.now))
+        yield from _service(name, answer, seen.now)
     if seen.deployment is not None:
-        found.append(Finding(OK, "deployment", f"{seen.deployment.id}, the tag of all its machines"))
+        yield Finding(OK, "deployment", f"{seen.deployment.id}, the tag of all its machines")
     if statuses:
-        found.extend(_versions(statuses, seen.own_version))
-    found.extend(_clocks(seen.services))
-    found.extend(_kafka(seen))
-    found.extend(_unencrypted(seen, statuses))
+        yield from _versions(statuses, seen.own_version)
+    yield from _clocks(seen.services)
+    yield from _kafka(seen)
+    yield from _unencrypted(seen, statuses)
     if statuses:
-        found.extend(_or(_lag(statuses), *_no_lag(seen)))
-        found.extend(_or(_stopped(statuses), OK, "positions", "no partition is stopped"))
-        found.extend(_or(_dead(statuses), OK, "dead letters", "none"))
-        found.extend(_or(_outbox(statuses), OK, "outbox", "events are published at once"))
+        yield from _or(_lag(statuses), *_no_lag(seen))
+        yield from _or(_stopped(statuses), OK, "positions", "no partition is stopped")
+        yield from _or(_dead(statuses), OK, "dead letters", "none")
+        yield from _or(_outbox(statuses), OK, "outbox", "events are published at once")
     if seen.heartbeats is not None:
-        found.extend(_or(_heartbeats(seen), OK, "heartbeats", _ages(seen)))
+        yield from _or(_heartbeats(seen), OK, "heartbeats", _ages(seen))
     if seen.alerts is not None:
-        found.extend(
-            _or(_alerts(seen), OK, "alerts", "no other alert is open" if _any_tripped(seen) else "no alert is open")
-        )
+        others = "other " if any(map(phrases.is_tripped, seen.configs or ())) else ""
+        yield from _or(_alerts(seen), OK, "alerts", f"no {others}alert is open")
     if seen.launch_stops is not None:
-        found.extend(
-            _or(_launch_stops(seen), OK, "launch stops", "none, and no pool or launch config is paused or frozen")
-        )
+        none = "none, and no pool or launch config is paused or frozen"
+        yield from _or(_launch_stops(seen), OK, "launch stops", none)
     if seen.configs is not None:
-        found.extend(_or(_tripped(seen), OK, "health", "no launch config is tripped"))
-        found.extend(_or(_accounts(seen), OK, "accounts", "each answers and has a launch config that may launch"))
-        found.extend(_or(_drains(seen), OK, "drains", "none is over its deadline"))
-    return found
+        yield from _or(_tripped(seen), OK, "health", "no launch config is tripped")
+        yield from _or(_accounts(seen), OK, "accounts", "each answers and has a launch config that may launch")
+        yield from _or(_drains(seen), OK, "drains", "none is over its deadline")
 
 
 def healthy(found: Iterable[Finding]) -> bool:
@@ -158,19 +154,17 @@ def _versions(statuses: Mapping[str, ServiceStatus], own: str) -> Iterable[Findi
 def _clocks(services: Mapping[str, ServiceAnswer]) -> Iterable[Finding]:
     """The clocks of each service and of its database, compared with this machine's; ahead is positive."""
     off: dict[str, float] = {}
-    seen = False
     for name, answer in services.items():
         if answer.status is not None:
             for clock, at in ((name, answer.status.now), (f"{name}'s database", answer.status.database_now)):
                 if at is not None:
-                    seen = True
                     off[clock] = _ahead_seconds(at, answer)
     wrong = {clock: seconds for clock, seconds in off.items() if abs(seconds) > SKEW_SECONDS}
     for clock, seconds in wrong.items():
         way = "ahead of" if seconds > 0 else "behind"
         detail = f"{clock} is {moments.spelled(seconds)} {way} this machine"
         yield Finding(WARN, "clocks", detail, "synchronise both clocks with NTP: deadlines depend on them")
-    if seen and not wrong:
+    if off and not wrong:
         yield Finding(OK, "clocks", f"services, databases and this machine agree within {SKEW_SECONDS:g} s")
 
 
@@ -186,12 +180,9 @@ def _unencrypted(seen: Gathered, statuses: Mapping[str, ServiceStatus]) -> Itera
     plain = [f"PostgreSQL of {name}" for name, status in statuses.items() if status.database_tls is False]
     plain += [f"HTTP of {name}" for name in statuses if plain and seen.services[name].url.startswith("http://")]
     if plain:
-        yield Finding(
-            NOTE,
-            "encryption",
-            f"none for {listed(plain, NAMED)}: for demos and tests alone",
-            "docs/guides/secure.md says how; behind a proxy on the same host, HTTP may stay as it is",
-        )
+        detail = f"none for {listed(plain, NAMED)}: for demos and tests alone"
+        remedy = "docs/guides/secure.md says how; behind a proxy on the same host, HTTP may stay as it is"
+        yield Finding(NOTE, "encryption", detail, remedy)
 
 
 def _kafka(seen: Gathered) -> Iterable[Finding]:
@@ -381,10 +372,6 @@ def _drains(seen: Gathered) -> Iterable[Finding]:
         else:
             remedy = f"slipway worker ls --pool {config.pool_id}; then slipway worker terminate ID --reason …"
             yield Finding(WARN, "drains", detail, remedy)
-
-
-def _any_tripped(seen: Gathered) -> bool:
-    return any(map(phrases.is_tripped, seen.configs or ()))
 
 
 def _by(configs: Iterable[LaunchConfig], of: Callable[[LaunchConfig], str]) -> dict[str, list[LaunchConfig]]:

@@ -1,7 +1,7 @@
 """Narration of a deployment in sentences. Pure: events and snapshots in, lines out."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -159,24 +159,25 @@ def differences(before: Snapshot, now: Snapshot) -> list[EventLine]:
     return [line for compare in compared for line in compare(before, now)]
 
 
+def _changes(
+    at: datetime, before: Set[str], now: Mapping[str, str], ended: Callable[[str], str], mood: str = "bad"
+) -> list[EventLine]:
+    """Lines about what began, by name with its text, and about what was `before` and has ended."""
+    begun = [EventLine(at, text, mood) for name, text in now.items() if name not in before]
+    return begun + [EventLine(at, ended(name), "good") for name in sorted(before - now.keys())]
+
+
 def _services(before: Snapshot, now: Snapshot) -> list[EventLine]:
-    lines = []
     failing = {service.name for service in before.services if service.problem}
-    for service in now.services:
-        if service.problem and service.name not in failing:
-            lines.append(EventLine(now.now, f"{service.name} is unavailable: {service.problem}", "bad"))
-        elif service.unavailable_seconds is None and service.name in failing:
-            lines.append(EventLine(now.now, f"{service.name} is available again", "good"))
-    return lines
+    texts = {row.name: f"{row.name} is unavailable: {row.problem}" for row in now.services if row.problem}
+    return _changes(now.now, failing, texts, lambda name: f"{name} is available again")
 
 
 def _launch_stops(before: Snapshot, now: Snapshot) -> list[EventLine]:
-    known, held = ({where(row.scope, row.scope_id): row.reason for row in seen.launch_stops} for seen in (before, now))
-    return [
-        EventLine(now.now, f"launching is stopped {place}: {reason}", "bad")
-        for place, reason in held.items()
-        if place not in known
-    ] + [EventLine(now.now, f"launching resumed {place}", "good") for place in sorted(known.keys() - held)]
+    known = {where(row.scope, row.scope_id) for row in before.launch_stops}
+    reasons = {where(row.scope, row.scope_id): row.reason for row in now.launch_stops}
+    texts = {place: f"launching is stopped {place}: {reason}" for place, reason in reasons.items()}
+    return _changes(now.now, known, texts, lambda place: f"launching resumed {place}")
 
 
 def _pools(before: Snapshot, now: Snapshot) -> list[EventLine]:
@@ -192,15 +193,11 @@ def _pauses(before: Snapshot, now: Snapshot) -> list[EventLine]:
     """Pauses of launch configs, which stop all revisions of a name."""
     if not before.configs:
         return []
-    was = {config.name for config in before.configs if config.state == "paused"}
     paused = {config.name: config.state_reason for config in now.configs if config.state == "paused"}
-    known = {config.name for config in now.configs if config.state == "active"}
-    lines = [
-        EventLine(now.now, f"{name} paused" + (f": {reason}" if reason else ""))
-        for name, reason in paused.items()
-        if name not in was
-    ]
-    return lines + [EventLine(now.now, f"{name} active again", "good") for name in sorted((was & known) - set(paused))]
+    texts = {name: f"{name} paused" + (f": {reason}" if reason else "") for name, reason in paused.items()}
+    known = {config.name for config in now.configs if config.state == "active"} | paused.keys()
+    was = {config.name for config in before.configs if config.state == "paused"} & known
+    return _changes(now.now, was, texts, lambda name: f"{name} active again", mood="")
 
 
 def rolled_back(event: PoolRolledBack, at: datetime) -> EventLine:
@@ -220,9 +217,8 @@ def _limits(before: Snapshot, now: Snapshot) -> list[EventLine]:
 
 def zones(before: frozenset[str], out: frozenset[str], at: datetime) -> list[EventLine]:
     """Outages of a simulated cloud."""
-    return [EventLine(at, f"the cloud: {zone} has no capacity", "bad") for zone in sorted(out - before)] + [
-        EventLine(at, f"the cloud: {zone} has capacity again", "good") for zone in sorted(before - out)
-    ]
+    texts = {zone: f"the cloud: {zone} has no capacity" for zone in sorted(out)}
+    return _changes(at, before, texts, lambda zone: f"the cloud: {zone} has capacity again")
 
 
 def rates(before: Snapshot, now: Snapshot) -> Mapping[str, float]:

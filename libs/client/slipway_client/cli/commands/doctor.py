@@ -20,6 +20,7 @@ from slipway_client.transport.http import Api
 from slipway_common.base.clock import utc_now
 
 if TYPE_CHECKING:
+    from slipway_client.transport.log import Entry
     from slipway_client.view.diagnosis import Finding, Gathered, ServiceAnswer
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ def doctor(
         return
     from slipway_client.view.diagnosis import diagnose, healthy
 
-    found = diagnose(_gathered(api_of(context), partitions))
+    found = list(diagnose(_gathered(api_of(context), partitions)))
     if output is Output.JSON:
         fields = ("grade", "check", "detail", "remedy")
         as_json([{name: getattr(finding, name) for name in fields} for finding in found])
@@ -182,7 +183,6 @@ async def _from_kafka(api: Api, partitions: int | None) -> _Kafka:
 
 async def _from_topics(api: Api) -> dict[str, datetime]:
     """The newest heartbeat of each service."""
-    from slipway_api.events.service import ServiceHeartbeat
     from slipway_api.events.topics import SERVICE_HEARTBEAT
     from slipway_client.transport.log import Log
 
@@ -190,7 +190,15 @@ async def _from_topics(api: Api) -> dict[str, datetime]:
     async with Log(api.kafka, api.topic_prefix, timeout_seconds=KAFKA_SECONDS) as log:
         await log.open([SERVICE_HEARTBEAT.name], last=NEWEST, since=None)
         async for entry in log.past():
-            type_ = entry.envelope.type if entry.envelope and not entry.unreadable else ""
-            if type_ == ServiceHeartbeat.type and entry.data is not None:
-                heartbeats[entry.data["service"]] = entry.time
+            _record(entry, heartbeats)
     return heartbeats
+
+
+def _record(entry: "Entry", heartbeats: dict[str, datetime]) -> None:
+    """Apply one record; unreadable ones and those of other types are skipped."""
+    from slipway_api.events.service import ServiceHeartbeat
+
+    if entry.envelope is None or entry.unreadable or entry.data is None:
+        return
+    if entry.envelope.type == ServiceHeartbeat.type:
+        heartbeats[entry.data["service"]] = entry.time

@@ -5,8 +5,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -23,10 +22,6 @@ app = noun("Show events")
 
 LAST: Final = 10
 WINDOW: Final = timedelta(hours=1)  # searched for the last events: a filtered object may have none for a while
-
-
-class Lines(StrEnum):
-    TEXT, JSON = "text", "json"
 
 
 def _names() -> dict[str, str]:
@@ -84,8 +79,8 @@ def tail(
     ] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="New events, until Ctrl-C")] = True,
     output: Annotated[
-        Lines, typer.Option("-o", "--output", help="Output format; json is one CloudEvent per line")
-    ] = Lines.TEXT,
+        Literal["text", "json"], typer.Option("-o", "--output", help="Output format; json is one CloudEvent per line")
+    ] = "text",
 ) -> None:
     """Print recent events and follow new ones
 
@@ -113,7 +108,7 @@ def tail(
         last = LAST
     given = {"pool_id": pool, "worker_id": worker, "launch_config_id": config}
     only = {name: value for name, value in given.items() if value is not None}
-    format_ = _json_line if output is Lines.JSON else _line
+    format_ = _json_line if output == "json" else _line
 
     import asyncio
 

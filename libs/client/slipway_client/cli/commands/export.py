@@ -3,9 +3,8 @@
 import json
 import sys
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -18,10 +17,7 @@ from slipway_client.transport.http import Api
 Declaration = dict[str, Any]
 
 
-class Format(StrEnum):
-    YAML, JSON = "yaml", "json"
-
-
+Format = Literal["yaml", "json"]
 UNOWNED: Final = "unowned"
 """Name of the file with what has no owner."""
 
@@ -33,7 +29,7 @@ Folder = Annotated[
 AsFormat = Annotated[Format, typer.Option("-o", "--output", help="Output format")]
 
 
-def export(context: typer.Context, owner: Owner = None, folder: Folder = None, output: AsFormat = Format.YAML) -> None:
+def export(context: typer.Context, owner: Owner = None, folder: Folder = None, output: AsFormat = "yaml") -> None:
     """Export the deployment as declarations
 
     Applied, they change nothing. What several owners declared needs --dir, which writes a file for each; `slipway apply
@@ -49,7 +45,7 @@ def export(context: typer.Context, owner: Owner = None, folder: Folder = None, o
         raise Failed(f"nothing is declared by {owner}" if owner else "nothing is declared")
     texts = {each: _text(declaration, output) for each, declaration in declarations.items()}
     if folder is not None:
-        _write(folder, texts, f".{output.value}")
+        _write(folder, texts, f".{output}")
     elif len(texts) > 1:
         names = ", ".join(each or "nobody" for each in texts)
         raise Failed(
@@ -93,7 +89,7 @@ def _spec(section: str, spec: Declaration) -> Declaration:
 def _text(declaration: Declaration, output: Format) -> str:
     from slipway_common.declaration.strict_yaml import write
 
-    if output is Format.JSON:
+    if output == "json":
         return json.dumps(declaration, indent=2, ensure_ascii=False) + "\n"
     return write(declaration)
 

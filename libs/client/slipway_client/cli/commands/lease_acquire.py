@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from slipway_client.cli.commands.lease_options import Pool, duration_or_zero, handle_of
-from slipway_client.cli.options import api_of, as_usage
+from slipway_client.cli.options import Pool, api_of, as_usage, duration_or_zero, handle_of
 from slipway_client.cli.tables import as_json
 from slipway_client.leases.environment import of_command, switched_off, without_secrets
 from slipway_client.leases.errors import NOT_STARTED

@@ -2,24 +2,18 @@
 
 import os
 from collections.abc import Iterator
-from enum import StrEnum
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import typer
 
 from slipway_api.http.lease_broker import ConfirmLease, Lease, ReleasedLease, ReleaseLease, RenewLease
-from slipway_client.cli.commands.lease_options import Pool, duration_or_zero, handle_of
-from slipway_client.cli.options import AsOutput, Limit, OfLeasePool, api_of, clock
+from slipway_client.cli.options import AsOutput, Limit, OfLeasePool, Pool, api_of, clock, duration_or_zero, handle_of
 from slipway_client.cli.tables import Field, Output, details, first, result, show
 from slipway_client.leases.environment import switched_off
 from slipway_client.transport.http import Decoded, path
 
 app = typer.Typer(rich_markup_mode=None)
 T = TypeVar("T")
-
-
-class Listing(StrEnum):
-    TABLE, JSON, NAME = "table", "json", "name"
 
 
 Held = Annotated[
@@ -169,8 +163,9 @@ def list_leases(
     everybody: Annotated[bool, typer.Option("--all", help="Leases of all holders in all pools")] = False,
     limit: Limit = 100,
     output: Annotated[
-        Listing, typer.Option("-o", "--output", help="Output format; name is one lease ID per line")
-    ] = Listing.TABLE,
+        Literal["table", "json", "name"],
+        typer.Option("-o", "--output", help="Output format; name is one lease ID per line"),
+    ] = "table",
 ) -> None:
     """List leases, by default those of your own token
 
@@ -184,12 +179,12 @@ def list_leases(
     """
     mine = not (everybody or pool or tenant) or None
     rows = api_of(context).rows(Lease, "lease-broker", "/leases", limit=limit + 1, pool=pool, tenant=tenant, mine=mine)
-    if output is Listing.NAME:
+    if output == "name":
         for row in first(rows, limit):
             print(row.value.lease_id)
     else:
         drop = ("holder", "granted", "operation", "token", "hold until", "tenant", "units")
-        show(rows, LEASES, Output(output.value), nothing="no leases", drop=drop, limit=limit)
+        show(rows, LEASES, Output(output), nothing="no leases", drop=drop, limit=limit)
 
 
 def _posted(context: typer.Context, type_: type[T], lease_id: str, verb: str, body: object) -> Decoded[T]:

@@ -86,12 +86,11 @@ def _accepted_call(row: WorkerDetails) -> dict[str, object]:
     batch = row.batch
     if batch is None or not batch.handle or row.state not in IN_FLIGHT["launch"]:
         return {}
-    named = {
+    return {
         "accepted_call": batch.handle,
         "next_poll_at": batch.poll_at,
         "call_deadline": batch.call_deadline,
     }
-    return {name: value for name, value in named.items() if value is not None}
 
 
 def _workspace(row: WorkerDetails) -> dict[str, object]:

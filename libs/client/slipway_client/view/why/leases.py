@@ -82,12 +82,11 @@ def of_lease(lease: Lease, history: Sequence[LeaseDecision], *, now: datetime) -
         effect = f"{units} of lease pool {lease.lease_pool_id} held for tenant {lease.tenant} ({', '.join(left)})"
         remedy = f"{NOTHING}; `slipway lease release` gives it back early"
     elif lease.state == "lost" and not lease.ended_at:
-        effect = f"{units} of lease pool {lease.lease_pool_id} stay counted until its work has surely ended"
-        effect = effect.replace(" stay ", " stays ") if lease.units == 1 else effect
+        stay = "stays" if lease.units == 1 else "stay"
+        effect = f"{units} of lease pool {lease.lease_pool_id} {stay} counted until its work has surely ended"
         remedy = "acquire a new lease"
     else:
-        effect = f"its {units} are free again in lease pool {lease.lease_pool_id}"
-        effect = effect.replace(" are ", " is ") if lease.units == 1 else effect
+        effect = f"its {units} {'is' if lease.units == 1 else 'are'} free again in lease pool {lease.lease_pool_id}"
         remedy = "acquire a new lease" if lease.state != "released" else NOTHING
     details = [f"Fencing token {lease.fencing_token}, request {lease.request_id}."]
     details += ["History:"] if history else []
