@@ -115,12 +115,15 @@ class Session(Admitting[Lease]):
         self._unreported.record(Spooled(lease_pool_id=self._wanted.lease_pool_id, start=start))
         self._start_background(self._unreported.report())
 
-    async def settle(self) -> Lease | None:
-        """Try a last time to report a start without a lease, for a caller that does not hold it; returns the lease as
-        which it was charged, for the caller to release."""
+    async def acquire_to_keep(self) -> list[Lease] | Unleased:
+        """Acquire a lease that the caller renews and releases. A start without one is reported a last time; returns the
+        lease as which it was charged."""
+        admission = await self.acquire()
+        if isinstance(admission, Lease):
+            return [admission]
         await self._unreported.report_last()
         await self._last_try()
-        return None if self._holding is None else self._holding.lease
+        return admission if self._holding is None else [self._holding.lease]
 
     # Holding
 

@@ -21,17 +21,12 @@ from slipway_client.view import moments
 if TYPE_CHECKING:
     from slipway_api.http.lease_broker import AcquireGroup, Lease
     from slipway_client.leases.admission import Admission
+    from slipway_client.leases.admitting import Unleased
     from slipway_client.leases.host import Host
     from slipway_client.leases.run import Outcome
     from slipway_client.leases.terms import Wanted
 
 app = typer.Typer(rich_markup_mode=None)
-
-
-class LeaseFormat(StrEnum):
-    """Output formats of a lease for scripts."""
-
-    HANDLE, ENV, JSON = "handle", "env", "json"
 
 
 class OnLoss(StrEnum):
@@ -60,7 +55,9 @@ Spread = Annotated[str | None, typer.Option(metavar="DURATION", help="Time over 
 Member = Annotated[
     int | None, typer.Option(metavar="N", min=0, help="Index in the group, from 0 [default: by arrival]")
 ]
-AsLeaseFormat = Annotated[LeaseFormat, typer.Option("-o", "--output", help="Output format; env prints lines for eval")]
+AsLeaseFormat = Annotated[
+    Literal["handle", "env", "json"], typer.Option("-o", "--output", help="Output format; env prints lines for eval")
+]
 
 
 @app.command("run", context_settings={"allow_interspersed_args": False})
@@ -217,7 +214,7 @@ def acquire(
     spread: Spread = None,
     member: Member = None,
     fail_open: FailOpenWord = "pessimistic",
-    output: AsLeaseFormat = LeaseFormat.HANDLE,
+    output: AsLeaseFormat = "handle",
 ) -> None:
     """Wait for a lease and print it
 
@@ -238,7 +235,6 @@ def acquire(
         return
     import asyncio
 
-    from slipway_api.http.lease_broker import Lease
     from slipway_client.leases.errors import NotAdmitted
     from slipway_client.leases.session import Session
 
@@ -246,25 +242,13 @@ def acquire(
     begun = _begun(max_wait, fail_open)
     session = Session(_host(api_of(context), begun), wanted, begun, resumable=bool(request_id))
 
-    async def admitted() -> "tuple[Lease | None, str]":
-        admission = await session.acquire()
-        if isinstance(admission, Lease):
-            return admission, ""
-        return await session.settle(), admission.cause
-
     try:
-        lease, cause = asyncio.run(admitted())
+        granted = asyncio.run(session.acquire_to_keep())
     except NotAdmitted as error:
-        if output is LeaseFormat.JSON and error.waiting is not None:
-            import msgspec
-
-            as_json({"request_id": wanted.request_id, "state": "waiting", **msgspec.structs.asdict(error.waiting)})
+        if output == "json" and error.waiting is not None:
+            as_json(error.waiting)
         raise
-    if lease is None:
-        _print_unleased(wanted.request_id, cause, output)
-        return
-    _log_capped_hold(wanted.hold_seconds, [lease])
-    _print_leases([lease], output)
+    _print(granted, wanted.request_id, wanted.hold_seconds, output)
 
 
 @app.command("gang")
@@ -292,7 +276,6 @@ def acquire_gang(
     import asyncio
 
     from slipway_api.http.lease_broker import AcquireGang, GangMember
-    from slipway_client.leases.admitting import Unleased
     from slipway_client.leases.gang import GangRequest
     from slipway_common.base.ids import new_id
 
@@ -306,12 +289,7 @@ def acquire_gang(
     wanted = AcquireGang(request_id=request_id or new_id(), operation=operation, tenant=tenant or None, members=members)
     begun = _begun(max_wait, fail_open)
     request = GangRequest(_host(api_of(context), begun), wanted, begun)
-    leases = asyncio.run(request.acquire())
-    if isinstance(leases, Unleased):
-        _print_unleased(wanted.request_id, leases.cause, LeaseFormat(output))
-        return
-    _log_capped_hold(hold_seconds, leases)
-    _print_leases(leases, LeaseFormat(output), requested=len(members))
+    _print(asyncio.run(request.acquire()), wanted.request_id, hold_seconds, output, members=len(members))
 
 
 def _log_capped_hold(requested_seconds: float | None, leases: "list[Lease]") -> None:
@@ -325,29 +303,31 @@ def _log_capped_hold(requested_seconds: float | None, leases: "list[Lease]") -> 
             log(f"hold capped at {granted} (requested {requested}) by pool {lease.lease_pool_id}")
 
 
-def _print_leases(leases: "list[Lease]", output: LeaseFormat, *, requested: int = 1) -> None:
+def _print(
+    granted: "list[Lease] | Unleased", request_id: str, hold_seconds: float | None, output: str, *, members: int = 1
+) -> None:
+    """Print leases, or that the caller may start without one: variables of another lease must not be taken for its
+    own."""
     import shlex
 
     from slipway_client.leases.terms import handle
 
+    if not isinstance(granted, list):
+        if output == "json":
+            as_json({"request_id": request_id, "state": "unleased", "cause": granted.cause})
+        elif output == "env":
+            print("unset SLIPWAY_LEASE_ID SLIPWAY_FENCING_TOKEN")
+        return
+    _log_capped_hold(hold_seconds, granted)
     match output:
-        case LeaseFormat.JSON:
-            as_json(leases[0] if requested == 1 else leases)
-        case LeaseFormat.HANDLE:
-            print(*(handle(lease) for lease in leases), sep="\n")
-        case LeaseFormat.ENV:
-            (lease,) = leases
+        case "json":
+            as_json(granted[0] if members == 1 else granted)
+        case "handle":
+            print(*(handle(lease) for lease in granted), sep="\n")
+        case _:
+            (lease,) = granted
             values = of_command({}, lease.lease_pool_id, lease)
             print(*(f"export {name}={shlex.quote(value)}" for name, value in values.items()), sep="\n")
-
-
-def _print_unleased(request_id: str, cause: str, output: LeaseFormat) -> None:
-    """Print that the caller may start without a lease. Variables of another lease must not be taken for its own."""
-    match output:
-        case LeaseFormat.JSON:
-            as_json({"request_id": request_id, "state": "unleased", "cause": cause})
-        case LeaseFormat.ENV:
-            print("unset SLIPWAY_LEASE_ID SLIPWAY_FENCING_TOKEN")
 
 
 def _wanted(context: typer.Context) -> "Wanted":
