@@ -5,8 +5,7 @@ import fcntl
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
-from datetime import datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -20,17 +19,10 @@ NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 MODE: Final = 0o640
 
 
-def create(
-    name: str,
-    scopes: list[str],
-    file: Path | None,
-    *,
-    tenants: Sequence[str] = (),
-    sources: Sequence[str] = (),
-    expires_at: datetime | None = None,
-) -> tuple[str, str]:
+def create(name: str, scopes: list[str], file: Path | None, **limits: object) -> tuple[str, str]:
     """Create a token; returns the secret and its line for the tokens file, which is appended to `file` if given. Its
-    readers see it before or after, and never a part of it.
+    readers see it before or after, and never a part of it. `limits` are its further fields, of which empty ones are
+    left out.
 
     Raises Invalid for an invalid name or scope, a file that is not a list, and a name that the file already has.
     """
@@ -44,8 +36,6 @@ def create(
             DocumentProblem("--name", f"{name!r} is invalid: use at most 63 lower-case letters, digits, dots, - and _")
         )
     secret = new_secret()
-    expiry = expires_at and expires_at.isoformat(timespec="seconds")
-    limits = {"tenants": [*tenants], "sources": [*sources], "expires_at": expiry}
     entry: dict[str, object] = {"name": name, "sha256": hash_secret(secret), "scopes": scopes}
     entry |= {field: value for field, value in limits.items() if value}
     line = "- " + yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=10_000).strip()

@@ -22,8 +22,7 @@ from slipway_api.http.lease_broker import AcquireGroup, Lease
 from slipway_client.leases.admission import FAIL_OPEN_VARIABLE, UNAVAILABLE_SECONDS, Admission, FailOpen
 from slipway_client.leases.environment import switched_off
 from slipway_client.leases.errors import LeaseLost
-from slipway_client.leases.holder import holder
-from slipway_client.leases.host import this_host
+from slipway_client.leases.host import holder, this_host
 from slipway_client.leases.log import log
 from slipway_client.leases.session import Session
 from slipway_client.leases.terms import Wanted, parse_handle

@@ -1,14 +1,19 @@
-"""Calls of a host to one lease-broker."""
+"""Calls of a host to one lease-broker, and its name as a holder of leases."""
 
+import functools
 import os
+import socket
 from collections.abc import Callable
 from random import Random
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from slipway_client.leases.admission import FailOpen
 from slipway_client.leases.broker import Broker
 from slipway_client.leases.state import State, folder
 from slipway_client.transport.failed import Failed
+from slipway_common.base.ids import random_bytes
+
+HOST_CHARACTERS_MAX: Final = 100
 
 
 class Host(NamedTuple):
@@ -31,3 +36,14 @@ def this_host(url: str, read_token: Callable[[], str], fail_open: FailOpen, log:
         log(str(error))
         token = ""
     return Host(Broker(url, token), State(folder(os.environ), url, log), Random(), log)  # noqa: S311 (spreads repetitions)
+
+
+def holder() -> str:
+    """Name by which the broker tells apart processes with one request id: host:pid:random; host and pid are for people.
+    The same for all leases of a process, another one after a fork."""
+    return _name(os.getpid())
+
+
+@functools.cache
+def _name(pid: int) -> str:
+    return f"{socket.gethostname()[:HOST_CHARACTERS_MAX]}:{pid}:{random_bytes(4).hex()}"

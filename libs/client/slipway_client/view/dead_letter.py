@@ -6,6 +6,7 @@ from typing import Final
 
 from slipway_api.http.service import DeadLetterContent
 from slipway_client.view import moments
+from slipway_client.view.phrases import count
 from slipway_common.base.sanitize import printable
 
 CHARACTERS_MAX: Final = 4000  # of a text that is shown
@@ -48,7 +49,7 @@ def _content(name: str, hexadecimal: str | None) -> Iterator[str]:
         yield f"{name:<8} null"
         return
     raw = bytes.fromhex(hexadecimal)
-    yield f"{name:<8} {len(raw)} byte{'' if len(raw) == 1 else 's'}"
+    yield f"{name:<8} {count(len(raw), 'byte')}"
     try:
         text = raw.decode()
     except UnicodeDecodeError:

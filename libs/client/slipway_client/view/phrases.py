@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from slipway_client.view import moments
 
@@ -12,17 +12,6 @@ if TYPE_CHECKING:
     from slipway_api.http.provisioner.decisions import Decision
     from slipway_api.http.provisioner.launch_configs import LaunchConfig
     from slipway_api.http.provisioner.pools import LaunchStop, Pool
-
-
-class Draining(Protocol):
-    """A revision that drains, until a time or not."""
-
-    @property
-    def live(self) -> int: ...
-    @property
-    def drain_until(self) -> datetime | None: ...
-    @property
-    def drain_terminate(self) -> bool: ...
 
 
 RESTORE: Final = "restore"  # scope of the launch stop until a restore is confirmed
@@ -132,7 +121,7 @@ def workers_left(live: int) -> str:
     return f"{count(live, 'worker')} left" if live else "no workers left"
 
 
-def drain(config: Draining, now: datetime) -> str:
+def drain(config: "LaunchConfig", now: datetime) -> str:
     """Progress of a draining revision: its workers, and what happens to them at its deadline."""
     left = workers_left(config.live)
     if not config.live or not config.drain_until:

@@ -13,10 +13,10 @@ from slipway_api.http.provisioner.declaration import DeclarationResult
 from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_client.cli import confirming
 from slipway_client.cli.options import AsOutput, DrainFor, Replace, Terminate, api_of, now, roll_out
-from slipway_client.cli.replaced import Replacement, current_revisions, lines, names_of, replacements, with_replacements
 from slipway_client.cli.tables import Output, as_json, show, table
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api, Parameter
+from slipway_client.view.replaced import Replacement, lines, names_of, replacements, with_replacements
 from slipway_common.base.sanitize import printable
 
 if TYPE_CHECKING:
@@ -88,9 +88,10 @@ def apply(
         command = confirming.command_line(context, "apply")
         raise confirming.ConfirmationNeeded(command, planned.changes, planned.more, planned.dangers, planned.digest)
     names = names_of(planned.changes)
-    before = current_revisions(api, name=names) if names else []
+    before = api.items(LaunchConfig, "provisioner", "/launch-configs", name=names) if names else []
     planned.carry_out()
-    planned.show(output, replacements(before, current_revisions(api, name=names), planned.changes) if names else {})
+    after = api.items(LaunchConfig, "provisioner", "/launch-configs", name=names) if names else []
+    planned.show(output, replacements(before, after, planned.changes))
 
 
 def diff(

@@ -196,8 +196,18 @@ def _line(entry: "Entry") -> str:
     return lines.line(type_, entry.time, subject, entry.data, now=now(), short=short)
 
 
+EXTENSIONS: Final = {  # attributes of CloudEvents by our fields
+    "sequence_source": "slipwaysource",
+    "sequence_number": "slipwaynumber",
+    "previous": "slipwayprevious",
+    "revision": "slipwayrevision",
+}
+
+
 def _json_line(entry: "Entry") -> str:
     import json
+
+    from msgspec.structs import asdict
 
     where: dict[str, object] = {
         "topic": entry.topic,
@@ -209,19 +219,7 @@ def _json_line(entry: "Entry") -> str:
         where["unreadable"] = entry.unreadable
     if entry.envelope is None:
         return json.dumps(where, ensure_ascii=False)
-    envelope = entry.envelope
-    attributes = {
-        "specversion": "1.0",
-        "id": envelope.id,
-        "type": envelope.type,
-        "source": envelope.source,
-        "subject": envelope.subject,
-        "time": envelope.time.isoformat(),
-        "slipwaysource": envelope.sequence_source,
-        "slipwaynumber": envelope.sequence_number,
-        "slipwayprevious": envelope.previous,
-        "slipwayrevision": envelope.revision,
-        "traceparent": envelope.traceparent,
-    }
-    attributes = {name: value for name, value in attributes.items() if value not in (None, "")}
+    fields = asdict(entry.envelope) | {"time": entry.envelope.time.isoformat()}
+    given = {EXTENSIONS.get(name, name): value for name, value in fields.items() if value not in (None, "")}
+    attributes = {"specversion": "1.0", **given}
     return json.dumps(attributes | where | {"data": entry.data}, ensure_ascii=False)

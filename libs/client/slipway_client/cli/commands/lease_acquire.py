@@ -133,7 +133,7 @@ def run_leased(
 
     from slipway_client.leases.attempts import Attempt
     from slipway_client.leases.errors import NotStarted
-    from slipway_client.leases.holder import holder
+    from slipway_client.leases.host import holder
     from slipway_client.leases.run import run
     from slipway_client.leases.session import Session
     from slipway_client.leases.status_file import Status, write

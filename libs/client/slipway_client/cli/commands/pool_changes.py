@@ -7,13 +7,15 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from slipway_api.http.provisioner.declaration import DeclarationResult, PoolRevision, RevisionInForce
+from slipway_api.http.provisioner.launch_configs import LaunchConfig
 from slipway_api.http.provisioner.pools import PoolDetails
 from slipway_api.http.provisioner.workers import Worker
-from slipway_client.cli import options, replaced
+from slipway_client.cli import options
 from slipway_client.cli.confirming import CHANGE_FIELDS, Confirm, command_line, confirmable
 from slipway_client.cli.tables import Field, Output, as_json, show, table
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api, Parameter, path
+from slipway_client.view import replaced
 from slipway_client.view.phrases import count
 from slipway_common.base.sanitize import printable
 
@@ -291,12 +293,12 @@ HISTORY: Final[tuple[Field[PoolRevision], ...]] = (
 
 def _names(spec: Spec) -> list[str]:
     """Names of the declared launch configs, in order; some are made of their places."""
+    from slipway_common.declaration import models
     from slipway_common.declaration.identity import config_name
-    from slipway_common.declaration.models import LaunchConfig, WorkerPool
 
     # Not validated: the declaration of a newer provisioner has fields that this version does not know.
-    pool = WorkerPool.model_construct(**spec)
-    return [config_name(pool, LaunchConfig.model_construct(**config)) for config in spec["launch_configs"]]
+    pool = models.WorkerPool.model_construct(**spec)
+    return [config_name(pool, models.LaunchConfig.model_construct(**config)) for config in spec["launch_configs"]]
 
 
 def _changed(
@@ -336,10 +338,10 @@ def _carry_out(
     """Carry out a change of a pool, and show a line for each launch config whose current revision it has replaced, if
     it `replaces` any, and other changes below."""
     api = options.api_of(context)
-    before = replaced.current_revisions(api, pool=pool) if replaces else []
+    before = api.items(LaunchConfig, "provisioner", "/launch-configs", pool=pool) if replaces else []
     with confirmable(command_line(context)):
         answer = request(api)
-    after = replaced.current_revisions(api, pool=pool) if replaces else []
+    after = api.items(LaunchConfig, "provisioner", "/launch-configs", pool=pool) if replaces else []
     made = replaced.replacements(before, after, answer.items)
     if output is Output.JSON:
         as_json(replaced.with_replacements(answer.items, made))

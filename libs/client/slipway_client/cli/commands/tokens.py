@@ -79,11 +79,9 @@ def create_token(
     from slipway_client.cli import tokens
     from slipway_common.base.clock import utc_now
 
-    expires_at = utc_now() + timedelta(days=days) if days is not None else None
+    expires_at = (utc_now() + timedelta(days=days)).isoformat(timespec="seconds") if days is not None else None
     with _editing(file, "create"):
-        secret, line = tokens.create(
-            name, scope, file, tenants=tenant or (), sources=source or (), expires_at=expires_at
-        )
+        secret, line = tokens.create(name, scope, file, tenants=tenant, sources=source, expires_at=expires_at)
     print(secret)
     if file is None:
         print(f"add this line to the tokens file: {line}", file=sys.stderr)

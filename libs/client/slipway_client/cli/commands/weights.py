@@ -12,10 +12,9 @@ from slipway_client.cli.options import AsOutput, ConfigId, OfPool, api_of, noun
 from slipway_client.cli.tables import Field, Output, details, show, table
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import path
+from slipway_client.view import phrases
 
 app = noun("Show weights")
-
-STAGES_NAMED: Final = ("launch", "boot", "claim")
 
 
 def _stage_window(stage: str, row: WeightChanged) -> int | None:
@@ -28,7 +27,7 @@ ROWS: Final[tuple[Field[WeightChanged], ...]] = (
     "state",
     "weight",
     "health",
-    *((f"{stage} window", partial(_stage_window, stage)) for stage in STAGES_NAMED),
+    *((f"{stage} window", partial(_stage_window, stage)) for stage in phrases.STAGES),
     ("permit", lambda row: _permit(row)),
     "reason",
 )

@@ -1,33 +1,22 @@
-"""Revisions that a command has replaced, and what becomes of them: the same lines and fields for every command."""
+"""Revisions that a command has replaced, and what becomes of them, in lines and fields for every command. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from slipway_api.http.declaration import Change
 from slipway_api.http.provisioner.launch_configs import LaunchConfig
-from slipway_client.transport.http import Api
 from slipway_client.view.phrases import count, drain
 from slipway_common.base.revisions import hash_of, name_of
 
 LAUNCH_CONFIG: Final = "launch config"
+SHOWN: Final = ("id", "image_revision", "state", "replaced_by", "live", "drain_until", "drain_terminate")
+"""Fields of a revision that another one has replaced."""
 NAMED_MAX: Final = 20
 """Replacements that are described one by one."""
-
-
-class ReplacedRevision(msgspec.Struct, frozen=True):
-    """A revision that another one has replaced."""
-
-    id: str
-    image_revision: str
-    state: str
-    replaced_by: str
-    live: int
-    drain_until: datetime | None
-    drain_terminate: bool
 
 
 class Replacement(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,12 +26,7 @@ class Replacement(msgspec.Struct, frozen=True, kw_only=True):
     image_revision: str
     made: str
     needed_starts: int
-    replaces: list[ReplacedRevision]
-
-
-def current_revisions(api: Api, *, pool: str | None = None, name: Sequence[str] | None = None) -> list[LaunchConfig]:
-    """Revisions of launch configs that are not archived."""
-    return api.items(LaunchConfig, "provisioner", "/launch-configs", pool=pool, name=name)
+    replaces: list[LaunchConfig]
 
 
 def names_of(changes: Sequence[Change]) -> list[str]:
@@ -68,7 +52,7 @@ def replacements(
             image_revision=new[name].image_revision,
             made="reactivated" if results[name] == "reactivated" else "created",
             needed_starts=new[name].needed_starts,
-            replaces=[msgspec.convert(row, ReplacedRevision, from_attributes=True) for row in left],
+            replaces=left,
         )
     return made
 
@@ -77,9 +61,14 @@ def with_replacements(changes: Sequence[Change], made: Mapping[str, Replacement]
     """Changes, those of launch configs with their replacement."""
     return [
         msgspec.to_builtins(change)
-        | ({"replacement": made[change.id]} if change.kind == LAUNCH_CONFIG and change.id in made else {})
+        | ({"replacement": _fields(made[change.id])} if change.kind == LAUNCH_CONFIG and change.id in made else {})
         for change in changes
     ]
+
+
+def _fields(one: Replacement) -> dict[str, object]:
+    shown = [{name: getattr(row, name) for name in SHOWN} for row in one.replaces]
+    return asdict(one) | {"replaces": shown}
 
 
 def lines(made: Mapping[str, Replacement], now: datetime) -> Iterator[str]:
@@ -93,7 +82,7 @@ def lines(made: Mapping[str, Replacement], now: datetime) -> Iterator[str]:
         yield f"{name}: {' → '.join(images)}, revision {revisions}, {fates}"
 
 
-def _fate(row: ReplacedRevision, needed_starts: int, now: datetime) -> str:
+def _fate(row: LaunchConfig, needed_starts: int, now: datetime) -> str:
     """Fate of a replaced revision."""
     if row.state == "archived":
         return "is archived"
