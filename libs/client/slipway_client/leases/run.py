@@ -62,7 +62,7 @@ async def run(
     await asyncio.wait((preparing, running.signalled), return_when=asyncio.FIRST_COMPLETED)
     code, result = 0, "cancelled"
     try:
-        if running.first is None:
+        if not running.signalled.done():
             admission, environment = await preparing
             cause = admission.cause if isinstance(admission, Unleased) else None
             status = Status(started=True, leased=cause is None, cause=cause)
@@ -73,7 +73,7 @@ async def run(
             return ended
         preparing.cancel()
         await asyncio.gather(preparing, return_exceptions=True)
-        ended = _by_signal(running.first)
+        ended = _by_signal(running.signalled.result())
         report(Status(started=False, leased=False, cause="signal", exit_code=ended.exit_code))
         return ended
     finally:
@@ -100,8 +100,7 @@ async def run_switched_off(
 
 class _Running:
     def __init__(self, on_loss: signal.Signals | None, log: Callable[[str], None]) -> None:
-        self.first: signal.Signals | None = None
-        self.signalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.signalled: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
         self._on_loss = on_loss
         self._log = log
         self._child: Child | None = None
@@ -122,9 +121,8 @@ class _Running:
         self._asked_to_end = self._asked_to_end or signum in STOP_SIGNALS
         if self._child is not None:
             self._child.forward(signum)
-        elif self.first is None:
-            self.first = signum
-            self.signalled.set_result(None)
+        elif not self.signalled.done():
+            self.signalled.set_result(signum)
 
     async def run_until_exit(
         self,
@@ -159,8 +157,8 @@ class _Running:
         except CannotStart as error:
             self._log(str(error))
             return Outcome(error.exit_code, cause="cannot-start")
-        if self.first is not None:  # it arrived while the child was starting
-            self._child.forward(self.first)
+        if self.signalled.done():  # it arrived while the child was starting
+            self._child.forward(self.signalled.result())
         return self._child
 
     def _lease_end(self, over: LeaseEnd) -> None:

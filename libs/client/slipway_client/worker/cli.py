@@ -99,12 +99,11 @@ def wrap_agent(
     """
     import os
 
-    from slipway_client.worker.wrap import wrap
+    from slipway_client.worker.wrap import Program, wrap
 
-    signum = signal.Signals[f"SIG{drain_signal}"]
     agent = prepared(preset, command, os.environ.get("PYTHONPATH", ""))
-    wrapping = wrap(_user_data(user_data), os.environ, agent, signum, leader_alone=preset.leader_alone)
-    raise typer.Exit(_exit_code(wrapping))
+    program = Program(agent, signal.Signals[f"SIG{drain_signal}"], preset.leader_alone)
+    raise typer.Exit(_exit_code(wrap(_user_data(user_data), os.environ, program)))
 
 
 def _user_data(where: str) -> "UserData":

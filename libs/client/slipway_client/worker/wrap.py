@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -44,18 +44,19 @@ class HookCall(msgspec.Struct, frozen=True):
                 raise ValueError(f"the {what} {wrong}")
 
 
-async def wrap(
-    user_data: UserData,
-    environment: Mapping[str, str],
-    command: Sequence[str],
-    drain_signal: signal.Signals,
-    *,
-    leader_alone: bool = False,
-) -> int:
-    """Run the agent until it exits; returns the exit code. `leader_alone`: its own children get no signals that ask it
-    to leave. Raises NoIdentity."""
+class Program(NamedTuple):
+    """Program of an agent, and the signal that drains it. `leader_alone`: its own children get no signals that ask it
+    to leave."""
+
+    command: Sequence[str]
+    drain_signal: signal.Signals
+    leader_alone: bool
+
+
+async def wrap(user_data: UserData, environment: Mapping[str, str], program: Program) -> int:
+    """Run the agent until it exits; returns the exit code. Raises NoIdentity."""
     rng = Random()  # noqa: S311 (spreads repetitions)
-    wrapping = _Wrapping(user_data, await this_machine(environment, rng), command, drain_signal, leader_alone, rng)
+    wrapping = _Wrapping(user_data, await this_machine(environment, rng), program, rng)
     wrapping.catch_signals()
     # mkdtemp makes directories that only their owner can enter.
     with tempfile.TemporaryDirectory(prefix="slipway-worker-", ignore_cleanup_errors=True) as folder:
@@ -63,20 +64,10 @@ async def wrap(
 
 
 class _Wrapping(Loops[Wrapped]):
-    def __init__(
-        self,
-        user_data: UserData,
-        machine: Machine,
-        command: Sequence[str],
-        drain_signal: signal.Signals,
-        leader_alone: bool,
-        rng: Random,
-    ) -> None:
+    def __init__(self, user_data: UserData, machine: Machine, program: Program, rng: Random) -> None:
         super().__init__(Wrapped(worker=Worker(settings=user_data.settings)), user_data, machine, rng)
         self._source = user_data.task_source
-        self._command = command
-        self._drain_signal = drain_signal
-        self._leader_alone = leader_alone
+        self._program = program
 
     def catch_signals(self) -> None:
         """Install signal handlers; called before there is anything to clean up."""
@@ -96,7 +87,7 @@ class _Wrapping(Loops[Wrapped]):
         self.change(agent.exited(self.state, code, reason, monotonic_seconds()))
 
     def _forward(self, signum: signal.Signals) -> None:
-        self.send_signal(signum, leader_alone=self._leader_alone)
+        self.send_signal(signum, leader_alone=self._program.leader_alone)
         self.change(agent.forwarded(self.state, signum, monotonic_seconds()))
 
     async def _work(self, path: Path) -> int:
@@ -107,9 +98,9 @@ class _Wrapping(Loops[Wrapped]):
                     await self.wait(until)
                 case StartAgent():
                     self.change(agent.started(self.state))
-                    self.start(self._command, self._environment(path))
+                    self.start(self._program.command, self._environment(path))
                 case Drain():
-                    self.send_signal(self._drain_signal, leader_alone=self._leader_alone)
+                    self.send_signal(self._program.drain_signal, leader_alone=self._program.leader_alone)
                     self.change(agent.drained(self.state, now))
                 case Kill():
                     log(f"the agent did not exit within {self.state.worker.settings.stop_seconds:g} s; killing it")

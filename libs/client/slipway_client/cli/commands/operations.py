@@ -11,6 +11,7 @@ from slipway_api.http.service import DeadLetter, DeadLetterContent, Position, Re
 from slipway_client.cli.options import AsOutput, Limit, api_of, clock, noun, now
 from slipway_client.cli.tables import Field, Output, show
 from slipway_client.view import dead_letter
+from slipway_client.view.phrases import count
 from slipway_common.base.sanitize import printable
 
 dlq = noun("Manage dead letters")
@@ -103,9 +104,8 @@ def drop(context: typer.Context, service: Service, topic: Topic, partition: Part
 def _settle(context: typer.Context, service: Consumer, how: str, topic: str, partition: int, offset: int) -> None:
     body = {"topic": topic, "partition": partition, "offset": offset}
     answer = api_of(context).post(Replayed, service, f"/dead-letters/{how}", body)
-    applied, remaining = answer.applied, answer.remaining
     reason = f": {printable(answer.reason)}" if answer.reason else ""
-    print(f"{applied} record{'' if applied == 1 else 's'} applied, {remaining} remaining{reason}")
+    print(f"{count(answer.applied, 'record')} applied, {answer.remaining} remaining{reason}")
 
 
 @topics.command("stopped")
