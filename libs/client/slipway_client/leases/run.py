@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from slipway_client.leases.admitting import Unleased
 from slipway_client.leases.child import FORWARDED, FROM_TERMINAL, Child, in_front_of_terminal
 from slipway_client.leases.environment import of_command, without_secrets
 from slipway_client.leases.holding import LeaseEnd
+from slipway_client.leases.log import log
 from slipway_client.leases.session import Session
 from slipway_client.leases.status_file import Status
 from slipway_common.base.process.groups import CannotStart
@@ -30,79 +31,68 @@ class Outcome(msgspec.Struct, frozen=True):
     cause: str | None = None
 
 
-async def run(
-    session: Session,
-    lease_pool_id: str,
-    command: Sequence[str],
-    *,
-    on_loss: signal.Signals | None,
-    throttled: Collection[int] = (),
-    passes_token: bool = False,
-    granted: Callable[[Lease], None],
-    report: Callable[[Status], None] = lambda status: None,
-    log: Callable[[str], None],
-) -> Outcome:
-    """Run a command under a lease. Raises what Session.acquire raises, before the command starts only. The command gets
-    the signal `on_loss` if its lease is lost, or this process killed; None: it goes on without one. An exit code in
-    `throttled` is reported to the broker as a throttle of the account. `report` gets the status of the command as it
-    starts, and at its end. It does not get our token, unless `passes_token`, but one that is bound to its lease."""
-    running = _Running(on_loss, log)
-    running.catch_signals()
-    inherited = os.environ if passes_token else without_secrets(os.environ)
+class Job(NamedTuple):
+    """A command to run. It gets the signal `on_loss` if its lease is lost, or this process killed; None: it goes on
+    without one. An exit code in `throttled` is reported to the broker as a throttle of the account. `report` gets the
+    status of the command as it starts, and at its end. Unless `passes_token`, it gets none of our secrets."""
 
-    async def prepare() -> tuple[Lease | Unleased, dict[str, str]]:
+    command: Sequence[str]
+    passes_token: bool
+    report: Callable[[Status], None]
+    on_loss: signal.Signals | None = None
+    throttled: Collection[int] = ()
+
+    @property
+    def inherited(self) -> Mapping[str, str]:
+        """Environment of the command, but for its lease."""
+        return os.environ if self.passes_token else without_secrets(os.environ)
+
+
+async def run(session: Session, lease_pool_id: str, job: Job, granted: Callable[[Lease], None]) -> Outcome:
+    """Run a command under a lease. Raises what Session.acquire raises, before the command starts only. In place of our
+    token it gets one that is bound to its lease."""
+    running = _Running(job)
+    running.catch_signals()
+    inherited = job.inherited
+
+    async def prepare() -> tuple[str | None, dict[str, str]]:
         admission = await session.acquire()
         if isinstance(admission, Unleased):
-            return admission, of_command(inherited, lease_pool_id)
+            return admission.cause, of_command(inherited, lease_pool_id)
         granted(admission)
-        token = "" if passes_token else await session.lease_token()
-        return admission, of_command(inherited, lease_pool_id, admission, token)
+        token = "" if job.passes_token else await session.lease_token()
+        return None, of_command(inherited, lease_pool_id, admission, token)
 
     preparing = asyncio.create_task(prepare())
     await asyncio.wait((preparing, running.signalled), return_when=asyncio.FIRST_COMPLETED)
     code, result = 0, "cancelled"
     try:
         if not running.signalled.done():
-            admission, environment = await preparing
-            cause = admission.cause if isinstance(admission, Unleased) else None
-            status = Status(started=True, leased=cause is None, cause=cause)
-            report(status)  # before it starts, so that it can read the file itself
-            ended = await running.run_until_exit(session, admission, command, environment)
+            cause, environment = await preparing
+            ended = await running.run_until_exit(environment, cause, session)
             code, result = ended.exit_code, running.result(ended)
-            report(replace(status, started=ended.cause is None, cause=ended.cause or cause, exit_code=code))
             return ended
         preparing.cancel()
         await asyncio.gather(preparing, return_exceptions=True)
         ended = _by_signal(running.signalled.result())
-        report(Status(started=False, leased=False, cause="signal", exit_code=ended.exit_code))
+        job.report(Status(started=False, leased=False, cause="signal", exit_code=ended.exit_code))
         return ended
     finally:
         await session.withdraw()
-        await session.release(result, throttled=code in throttled)
+        await session.release(result, throttled=code in job.throttled)
 
 
-async def run_switched_off(
-    command: Sequence[str],
-    *,
-    passes_token: bool = False,
-    report: Callable[[Status], None],
-    log: Callable[[str], None],
-) -> Outcome:
-    """Run a command without a lease, since leases are switched off; see run."""
-    running = _Running(None, log)
+async def run_switched_off(job: Job) -> Outcome:
+    """Run a command without a lease, since leases are switched off."""
+    running = _Running(job)
     running.catch_signals()
-    status = Status(started=True, leased=False, cause="switched-off")
-    report(status)
-    ended = await running.run_alone(command, os.environ if passes_token else without_secrets(os.environ))
-    report(replace(status, started=ended.cause is None, cause=ended.cause or status.cause, exit_code=ended.exit_code))
-    return ended
+    return await running.run_until_exit(job.inherited, "switched-off")
 
 
 class _Running:
-    def __init__(self, on_loss: signal.Signals | None, log: Callable[[str], None]) -> None:
+    def __init__(self, job: Job) -> None:
         self.signalled: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
-        self._on_loss = on_loss
-        self._log = log
+        self._job = job
         self._child: Child | None = None
         self._asked_to_end = False
 
@@ -125,55 +115,49 @@ class _Running:
             self.signalled.set_result(signum)
 
     async def run_until_exit(
-        self,
-        session: Session,
-        admission: Lease | Unleased,
-        command: Sequence[str],
-        environment: Mapping[str, str],
+        self, environment: Mapping[str, str], cause: str | None, session: Session | None = None
     ) -> Outcome:
-        """Start the command, renew its lease while it runs, and wait for it."""
-        child = self._start(command, environment)
-        if isinstance(child, Outcome):
-            return child
-        ending = asyncio.create_task(child.wait())
-        holding = asyncio.create_task(session.hold())
-        await asyncio.wait({ending, holding}, return_when=asyncio.FIRST_COMPLETED)
-        if holding.done() and not ending.done() and isinstance(admission, Lease):
-            self._lease_end(holding.result())
-        code = await ending
-        holding.cancel()
-        await asyncio.wait({holding})
-        return _of_exit(code)
-
-    async def run_alone(self, command: Sequence[str], environment: Mapping[str, str]) -> Outcome:
-        """Start the command, and wait for it."""
-        child = self._start(command, environment)
-        return child if isinstance(child, Outcome) else _of_exit(await child.wait())
-
-    def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> Child | Outcome:
-        """Start the command; returns the outcome if it cannot be started."""
+        """Start the command, and wait for it. `cause`: code of the reason why it has no lease; None if it has one,
+        which is renewed while it runs."""
+        status = Status(started=True, leased=cause is None, cause=cause)
+        self._job.report(status)  # before it starts, so that it can read the file itself
         try:
-            self._child = Child.start(command, environment, self._on_loss)
+            self._child = Child.start(self._job.command, environment, self._job.on_loss)
         except CannotStart as error:
-            self._log(str(error))
-            return Outcome(error.exit_code, cause="cannot-start")
-        if self.signalled.done():  # it arrived while the child was starting
-            self._child.forward(self.signalled.result())
-        return self._child
-
-    def _lease_end(self, over: LeaseEnd) -> None:
-        if not over.lost:
-            self._log(f"lease ended ({over.reason}); the command continues without a lease")
-        elif self._on_loss is None or self._child is None:
-            charged = "; the rest of its hold is charged as an unleased start" if over.uncounted else ""
-            self._log(f"lease lost: {over.reason}; the command continues{charged}")
+            log(str(error))
+            ended = Outcome(error.exit_code, cause="cannot-start")
         else:
-            self._log(f"lease lost: {over.reason}; sending {self._on_loss.name} to the command")
-            self._child.send(self._on_loss)
+            if self.signalled.done():  # it arrived while the child was starting
+                self._child.forward(self.signalled.result())
+            ended = await self._end(self._child, session, is_leased=cause is None)
+        end = replace(status, started=ended.cause is None, cause=ended.cause or cause, exit_code=ended.exit_code)
+        self._job.report(end)
+        return ended
 
+    async def _end(self, child: Child, session: Session | None, *, is_leased: bool) -> Outcome:
+        """Wait for the command, and renew its lease meanwhile, or that as which its start is charged."""
+        ending = asyncio.create_task(child.wait())
+        if session is not None:
+            holding = asyncio.create_task(session.hold())
+            await asyncio.wait({ending, holding}, return_when=asyncio.FIRST_COMPLETED)
+            if holding.done() and not ending.done() and is_leased:
+                self._lease_end(child, holding.result())
+            await asyncio.wait({ending})
+            holding.cancel()
+            await asyncio.wait({holding})
+        code = await ending
+        return _by_signal(signal.Signals(-code)) if code < 0 else Outcome(code)
 
-def _of_exit(code: int) -> Outcome:
-    return _by_signal(signal.Signals(-code)) if code < 0 else Outcome(code)
+    def _lease_end(self, child: Child, over: LeaseEnd) -> None:
+        on_loss = self._job.on_loss
+        if not over.lost:
+            log(f"lease ended ({over.reason}); the command continues without a lease")
+        elif on_loss is None:
+            charged = "; the rest of its hold is charged as an unleased start" if over.uncounted else ""
+            log(f"lease lost: {over.reason}; the command continues{charged}")
+        else:
+            log(f"lease lost: {over.reason}; sending {on_loss.name} to the command")
+            child.send(on_loss)
 
 
 def _by_signal(signum: signal.Signals) -> Outcome:

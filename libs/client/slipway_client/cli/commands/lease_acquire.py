@@ -134,7 +134,7 @@ def run_leased(
     from slipway_client.leases.attempts import Attempt
     from slipway_client.leases.errors import NotStarted
     from slipway_client.leases.host import holder
-    from slipway_client.leases.run import run
+    from slipway_client.leases.run import Job, run
     from slipway_client.leases.session import Session
     from slipway_client.leases.status_file import Status, write
 
@@ -147,24 +147,13 @@ def run_leased(
 
     numbered = Attempt(api.urls["lease-broker"], attempt, wanted, given_id=bool(request_id), log=log)
     signum = None if on_loss is OnLoss.CONTINUE else signal.Signals[f"SIG{on_loss.value}"]
+    job = Job(command, pass_token, partial(write, status_file, log=log), signum, frozenset(throttled_exit or ()))
     begun = _begun(max_wait, fail_open, unavailable_after)
     try:
-        ended = asyncio.run(
-            run(
-                Session(_host(api, begun), numbered.wanted, begun, fenced=signum is not None),
-                pool,
-                command,
-                on_loss=signum,
-                throttled=frozenset(throttled_exit or ()),
-                passes_token=pass_token,
-                granted=granted,
-                report=lambda status: write(status_file, status, log),
-                log=log,
-            )
-        )
+        session = Session(_host(api, begun), numbered.wanted, begun, fenced=signum is not None)
+        ended = asyncio.run(run(session, pool, job, granted))
     except Failed as error:
-        status = Status(started=False, leased=False, cause=error.slug or "not-admitted", exit_code=NOT_STARTED)
-        write(status_file, status, log)
+        job.report(Status(started=False, leased=False, cause=error.slug or "not-admitted", exit_code=NOT_STARTED))
         raise NotStarted(str(error), error.slug, error.status, path=error.path) from error
     if not ended.exit_code:
         numbered.succeeded()
@@ -184,11 +173,11 @@ def _run_switched_off(command: list[str], status_file: Path | None, *, passes_to
     if status_file is not None:
         import asyncio
 
-        from slipway_client.leases.run import run_switched_off
+        from slipway_client.leases.run import Job, run_switched_off
         from slipway_client.leases.status_file import write
 
-        report = partial(write, status_file, log=log)
-        _end_as(asyncio.run(run_switched_off(command, passes_token=passes_token, report=report, log=log)))
+        job = Job(command, passes_token, partial(write, status_file, log=log))
+        _end_as(asyncio.run(run_switched_off(job)))
     environment = os.environ if passes_token else without_secrets(os.environ)
     try:
         os.execvpe(command[0], command, environment)  # noqa: S606 (the user's own command)
