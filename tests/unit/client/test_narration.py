@@ -77,7 +77,7 @@ def test_all_lines_of_a_trip_have_one_key() -> None:
 
 def test_answers_and_events_give_the_same_health() -> None:
     config = screens.config(id=ZONE, pool_id="linux", health_state="tripped", tripped_by="signal", reason=DOWN.reason)
-    assert Health.seen(config) == DOWN
+    assert Health.of(config) == DOWN
     event = WeightChanged(
         launch_config_id=ZONE,
         name=ZONE,
@@ -95,7 +95,7 @@ def test_answers_and_events_give_the_same_health() -> None:
 
 def test_a_trip_without_a_reason() -> None:
     config = screens.config(id=ZONE, pool_id="linux", health_state="tripped", next_probe_at=TRIPPED.next_probe_at)
-    assert narration.changed(None, Health.seen(config), at=NOW) == EventLine(
+    assert narration.changed(None, Health.of(config), at=NOW) == EventLine(
         NOW, "zone-b tripped: no reason given; next probe in 1 s", "bad", "trip/zone-b"
     )
 

@@ -37,15 +37,10 @@ def create(folder: Path, database_url: str) -> list[str]:
     where = parts.netloc.rpartition("@")[2]
     with_password = urlunsplit(parts._replace(netloc=f"{parts.username}:{password}@{where}"))
     made.append(_absent(folder / "database_url", lambda: with_password))
-    made.append(_absent(folder / "registration_keys", _key))
+    made.append(_absent(folder / "registration_keys", lambda: base64.b64encode(secrets.token_bytes(32)).decode()))
     made += _operator(folder / "operator_token", folder / "tokens.yaml")
     made += _scraper(folder / "metrics_token", folder / "tokens.yaml")
     return [name for name in made if name]
-
-
-def _key() -> str:
-    """A registration key: the base64 of 32 random bytes."""
-    return base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 def _operator(token: Path, known: Path) -> list[str]:

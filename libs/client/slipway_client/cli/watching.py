@@ -118,9 +118,9 @@ class Watch:
         self._interval_seconds = interval_seconds
         self._since = utc_now() - timedelta(seconds=history_seconds)
         self._read = Snapshot(now=utc_now(), title=title, demo=demo)  # what services have answered last
-        self._reads: dict[str, Callable[[], Awaitable[None]]] = {
+        self._reads: dict[str, Callable[[], Awaitable[object]]] = {
             "provisioner": self._read_provisioner,
-            "weight-calculator": self._read_calculator,
+            "weight-calculator": partial(fetch, "weight-calculator", "/readyz"),
             "lease-broker": self._read_broker,
         }
         self._alerts: dict[str, Sequence[ListedAlert]] = dict.fromkeys(self._reads, ())  # open ones, by service
@@ -190,7 +190,7 @@ class Watch:
                 self._new = [*_without(self._new, line), line]
                 self._lines = deque([*_without(self._lines, line), line], maxlen=LINES_KEPT)
 
-    async def _poll(self, service: str, read: Callable[[], Awaitable[None]]) -> None:
+    async def _poll(self, service: str, read: Callable[[], Awaitable[object]]) -> None:
         while True:
             began, problem = monotonic_seconds(), ""
             try:
@@ -219,9 +219,6 @@ class Watch:
             pools=msgspec.json.decode(pools, type=Items[Pool]).items,
             configs=sorted(shown, key=lambda config: (config.pool_id, config.name, not config.current, config.id)),
         )
-
-    async def _read_calculator(self) -> None:
-        await self._fetch("weight-calculator", "/readyz")
 
     async def _read_broker(self) -> None:
         answer = await self._fetch("lease-broker", "/lease-pools")
@@ -265,7 +262,7 @@ class Watch:
         listening = bool(self._kafka) and not self._problems[KAFKA]
         now = utc_now()
         for config in self._read.configs:
-            seen, known = narration.Health.seen(config), self._health.get(config.id)
+            seen, known = narration.Health.of(config), self._health.get(config.id)
             if not listening or known is None:
                 self._add([narration.changed(known, seen, at=now, label=self._label)])
                 self._health[config.id] = seen

@@ -97,11 +97,7 @@ class Session(Admitting[Lease]):
 
     async def withdraw(self) -> None:
         """Cancel the request, if there is one, and release a lease that was granted meanwhile."""
-        if self._holding is None:
-            await self._cancel()
-
-    async def _cancel(self) -> None:
-        if self._sent:
+        if self._holding is None and self._sent:
             self._sent = False
             with contextlib.suppress(NoAnswer, Refused):  # a lease that is not renewed ends with its TTL
                 await self._host.broker.cancel(self._wanted, within_seconds=RELEASE_SECONDS)

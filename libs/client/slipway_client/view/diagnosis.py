@@ -85,7 +85,9 @@ def diagnose(seen: Gathered) -> Iterator[Finding]:
     yield from _kafka(seen)
     yield from _unencrypted(seen, statuses)
     if statuses:
-        yield from _or(_lag(statuses), *_no_lag(seen))
+        # In an outage of Kafka no service learns of new events.
+        known = OK, "lag", f"at most {LAG_EVENTS} events behind on every topic"
+        yield from _or(_lag(statuses), *((NOTE, "lag", "unknown: Kafka did not answer") if seen.kafka_error else known))
         yield from _or(_stopped(statuses), OK, "positions", "no partition is stopped")
         yield from _or(_dead(statuses), OK, "dead letters", "none")
         yield from _or(_outbox(statuses), OK, "outbox", "events are published at once")
@@ -218,13 +220,6 @@ def _lag(statuses: Mapping[str, ServiceStatus]) -> Iterable[Finding]:
             if events > LAG_EVENTS:
                 do = "if the lag does not fall, read the service's log or start another replica"
                 yield Finding(WARN, "lag", f"{name} is {phrases.count(events, 'event')} behind on {topic}", do)
-
-
-def _no_lag(seen: Gathered) -> tuple[str, str, str]:
-    """The finding where no service is behind as far as it knows: in an outage of Kafka none learns of new events."""
-    if seen.kafka_error:
-        return NOTE, "lag", "unknown: Kafka did not answer"
-    return OK, "lag", f"at most {LAG_EVENTS} events behind on every topic"
 
 
 def _stopped(statuses: Mapping[str, ServiceStatus]) -> Iterable[Finding]:

@@ -37,15 +37,9 @@ class Health(msgspec.Struct, frozen=True):
     by_signal: bool = False
 
     @classmethod
-    def of(cls, event: WeightChanged) -> "Health":
-        by_signal = event.tripped_by == SIGNAL
-        return cls(event.launch_config_id, event.state != HEALTHY, event.next_probe_at, event.reason, by_signal)
-
-    @classmethod
-    def seen(cls, config: Config) -> "Health":
-        by_signal = config.tripped_by == SIGNAL
-        tripped = config.health_state != HEALTHY
-        return cls(config.id, tripped, config.next_probe_at, config.reason or "", by_signal)
+    def of(cls, row: WeightChanged | Config) -> "Health":
+        id_, state = (row.id, row.health_state) if isinstance(row, Config) else (row.launch_config_id, row.state)
+        return cls(id_, state != HEALTHY, row.next_probe_at, row.reason or "", row.tripped_by == SIGNAL)
 
 
 def changed(before: Health | None, now: Health, *, at: datetime, label: Label = name_of) -> EventLine | None:

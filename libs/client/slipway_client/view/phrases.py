@@ -116,14 +116,9 @@ def unproven(config: "LaunchConfig") -> str:
     return f"{config.succeeded_starts} of {count(config.needed_starts, 'start')} succeeded"
 
 
-def workers_left(live: int) -> str:
-    """Workers that a draining revision still has."""
-    return f"{count(live, 'worker')} left" if live else "no workers left"
-
-
 def drain(config: "LaunchConfig", now: datetime) -> str:
     """Progress of a draining revision: its workers, and what happens to them at its deadline."""
-    left = workers_left(config.live)
+    left = f"{count(config.live, 'worker')} left" if config.live else "no workers left"
     if not config.live or not config.drain_until:
         return left
     until = config.drain_until

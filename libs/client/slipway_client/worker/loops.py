@@ -31,7 +31,7 @@ class Loops(ABC, Generic[State]):
         self.provisioner = Provisioner(user_data, machine.identity, machine.state)
         self.machine = machine
         self.rng = rng
-        self._changed = asyncio.get_running_loop().create_future()
+        self.changed = asyncio.get_running_loop().create_future()
         self._group: Group | None = None
         self._exit: asyncio.Task[None] | None = None
 
@@ -54,17 +54,13 @@ class Loops(ABC, Generic[State]):
     def change(self, state: State) -> None:
         """Set the state, and wake all loops that wait."""
         self.state = state
-        self._changed.set_result(None)
-        self._changed = asyncio.get_running_loop().create_future()
+        self.changed.set_result(None)
+        self.changed = asyncio.get_running_loop().create_future()
 
     async def wait(self, until: float | None) -> None:
         """Wait until a change, or until that time (monotonic seconds)."""
         seconds = None if until is None else max(0.0, until - monotonic_seconds())
-        await asyncio.wait({self._changed}, timeout=seconds)
-
-    async def wait_or_done(self, work: "asyncio.Task[object]") -> None:
-        """Wait until a change, or until the work is done."""
-        await asyncio.wait({self._changed, work}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({self.changed}, timeout=seconds)
 
     # The process of a task, or of an agent
 

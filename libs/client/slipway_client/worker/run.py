@@ -87,7 +87,7 @@ class _Running(Loops[Run]):
         claiming = asyncio.create_task(self._answer_of(self._claimed(wait_seconds)))
         try:
             while not claiming.done() and isinstance(next_work(self.state, monotonic_seconds()), Claim):
-                await self.wait_or_done(claiming)
+                await asyncio.wait({self.changed, claiming}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             claiming.cancel()
             await asyncio.wait({claiming})

@@ -201,17 +201,13 @@ def _launches(row: answers.LaunchLimit) -> str:
     return f"{row.launches}{waiting}" + ("" if limit is None else f" of {limit}")
 
 
-def _spend(row: answers.LaunchLimit) -> str:
-    return "" if row.spend_per_day is None else f"{row.spend} of {row.spend_per_day}"
-
-
 LIMITS: Final[tuple[Field[answers.LaunchLimit], ...]] = (
     "scope",
     ("id", lambda row: row.scope_id),
     ("launches", _launches),
     ("left", lambda row: "" if row.launches_left is None else row.launches_left),
     ("launches free", lambda row: clock(row.launches_free_at)),
-    ("spend", _spend),
+    ("spend", lambda row: "" if row.spend_per_day is None else f"{row.spend} of {row.spend_per_day}"),
     ("spend left", lambda row: row.spend_left or ""),
     ("spend free", lambda row: clock(row.spend_free_at)),
     ("stops", lambda row: row.reached),

@@ -101,16 +101,15 @@ def raise_signal(
         if kind == "spot_interruption" and worker.state in WAITING | ENDED:
             raise Failed(f"worker {id_} is {worker.state}: it has no instance to interrupt")
     at = now()
-    body: dict[str, object] = {
+    body = {
         "target_kind": target,
         "target_id": id_,
         "kind": kind,
         "reason": reason,
         "observed_at": at.isoformat(),
         "ttl_seconds": seconds,
+        "value": value,
     }
-    if value is not None:
-        body["value"] = value
     answer = api_of(context).post(AcceptedSignal, "weight-calculator", "/signals", body)
     until = moments.clock(at + timedelta(seconds=seconds), at)
     print(f"{kind} of {target} {id_} {_effect(target, kind, answer.configs, until)}")

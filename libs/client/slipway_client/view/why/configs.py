@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
+from msgspec.structs import replace
+
 from slipway_api.http.provisioner.launch_configs import LaunchConfig, LaunchConfigDetails
 from slipway_api.http.provisioner.pools import Pool
 from slipway_api.http.provisioner.workers import ConsoleOutput
@@ -30,14 +32,9 @@ def of_config(
     causes += (problems := list(account_problems(facts)))
     if phrases.is_tripped(config):
         causes.append(_trip(config, facts))
-    causes += [
-        Cause(
-            text=cause.text if cause.text.startswith("launching ") else f"pool {config.pool_id} {cause.text}",
-            since=cause.since,
-            remedy=cause.remedy,
-        )
-        for cause in (shared.interventions(pool, facts) if pool else ())
-    ]
+    for cause in shared.interventions(pool, facts) if pool else ():
+        about = "" if cause.text.startswith("launching ") else f"pool {config.pool_id} "
+        causes.append(replace(cause, text=f"{about}{cause.text}"))
     causes += _roll_out(config, siblings, facts)
     if active and not phrases.is_tripped(config):
         if full := phrases.full_window(config) or phrases.full_shared_window(facts.decisions, config.id):

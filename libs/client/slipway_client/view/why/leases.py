@@ -29,26 +29,18 @@ def of_lease_pool(pool: LeasePool, configs: Sequence[LaunchConfig], *, now: date
     if pool.drained_reason is not None:
         causes.append(Cause(text=f"drained: {pool.drained_reason}", remedy=f"`slipway lease undrain {id_} --reason …`"))
     if blocked and blocked > now:
-        left = moments.spelled((blocked - now).total_seconds())
-        causes.append(
-            Cause(text=f"backs off for another {left} after a failed start", remedy=f"{NOTHING}: it ends by itself")
-        )
+        text = f"backs off for another {moments.spelled((blocked - now).total_seconds())} after a failed start"
+        causes.append(Cause(text=text, remedy=f"{NOTHING}: it ends by itself"))
     if pool.held >= limit:
         remedy = raise_limit(pool)
         causes.append(Cause(text=f"limit reached: {queue(pool)}", since=queued_since(pool, now), remedy=remedy))
     elif pool.waiting and not causes:
-        causes.append(
-            Cause(
-                text=f"paced: {queue(pool)}",
-                since=queued_since(pool, now),
-                remedy=f"{NOTHING}: grants follow the pacing of their operation; "
-                f"`slipway lease set {id_} --pacing … --operation …` changes it",
-            )
-        )
+        remedy = f"{NOTHING}: grants follow the pacing of their operation; "
+        remedy += f"`slipway lease set {id_} --pacing … --operation …` changes it"
+        causes.append(Cause(text=f"paced: {queue(pool)}", since=queued_since(pool, now), remedy=remedy))
     if pool.pinned_reason is not None:
-        causes.append(
-            Cause(text=f"its limit is pinned: {pool.pinned_reason}", remedy=f"`slipway lease unpin {id_} --reason …`")
-        )
+        text = f"its limit is pinned: {pool.pinned_reason}"
+        causes.append(Cause(text=text, remedy=f"`slipway lease unpin {id_} --reason …`"))
     causes_wait = pool.drained_reason is not None or (blocked is not None and blocked > now)
     if not causes:
         causes.append(Cause(text=f"grants at once: {queue(pool)}"))
@@ -56,11 +48,8 @@ def of_lease_pool(pool: LeasePool, configs: Sequence[LaunchConfig], *, now: date
     effect = "new requests are granted at once" if pool.held < limit and not causes_wait else "new requests wait"
     effect = waiting if pool.waiting else effect
     accounts = sorted({config.account_id for config in configs if config.lease_pool_id == id_})
-    details = (
-        [f"It admits launches to {'account' if len(accounts) == 1 else 'accounts'} {either(accounts)}."]
-        if accounts
-        else []
-    )
+    noun = "account" if len(accounts) == 1 else "accounts"
+    details = [f"It admits launches to {noun} {either(accounts)}."] if accounts else []
     if pool.mode in ("shadow", "advisory"):
         details.append(f"Its mode is {pool.mode}: requests do not wait, the decisions are only recorded.")
     reasons = pool.reason or ""

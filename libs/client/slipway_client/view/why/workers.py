@@ -77,12 +77,8 @@ def _launching(worker: WorkerDetails, _: LeasePool | None) -> Meaning:
 
 
 def _starting(worker: WorkerDetails, _: LeasePool | None) -> Meaning:
-    cause = Cause(
-        text="starting, its instance has not registered yet",
-        since=worker.launched_at,
-        remedy=_terminate(worker),
-    )
-    return cause, "no task can be claimed on it yet"
+    text = "starting, its instance has not registered yet"
+    return Cause(text=text, since=worker.launched_at, remedy=_terminate(worker)), "no task can be claimed on it yet"
 
 
 def _running(worker: WorkerDetails, _: LeasePool | None) -> Meaning:
@@ -99,11 +95,8 @@ def _running(worker: WorkerDetails, _: LeasePool | None) -> Meaning:
 
 
 def _stopping(worker: WorkerDetails, _: LeasePool | None) -> Meaning:
-    cause = Cause(
-        text=f"draining: {worker.reason or 'no reason given'}",
-        since=worker.stopping_at,
-        remedy=f"{NOTHING}: it is terminated",
-    )
+    text = f"draining: {worker.reason or 'no reason given'}"
+    cause = Cause(text=text, since=worker.stopping_at, remedy=f"{NOTHING}: it is terminated")
     return cause, "it claims no new task, and is billed until the provider reports its instance gone"
 
 
