@@ -194,19 +194,11 @@ def _kafka(seen: Gathered) -> Iterable[Finding]:
     yield Finding(OK, "kafka", f"answers at {seen.kafka}")
     differences = seen.differences or []
     if missing := [line.partition(":")[0] for line in differences if line.endswith(": missing")]:
-        yield Finding(
-            FAIL,
-            "topics",
-            f"missing: {listed(missing, NAMED)}",
-            "check --topic-prefix; `python -m slipway_common.messaging.topic_admin` creates what is missing",
-        )
+        remedy = "check --topic-prefix; `python -m slipway_common.messaging.topic_admin` creates what is missing"
+        yield Finding(FAIL, "topics", f"missing: {listed(missing, NAMED)}", remedy)
     if others := [line for line in differences if not line.endswith(": missing")]:
-        yield Finding(
-            WARN,
-            "topics",
-            f"differ from the registry: {listed(others, NAMED, '; ')}",
-            "kafka-configs.sh changes configs; a number of partitions must never change, see --partitions",
-        )
+        remedy = "kafka-configs.sh changes configs; a number of partitions must never change, see --partitions"
+        yield Finding(WARN, "topics", f"differ from the registry: {listed(others, NAMED, '; ')}", remedy)
     if not differences:
         yield Finding(OK, "topics", "as in the registry")
 

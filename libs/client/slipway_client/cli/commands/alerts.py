@@ -1,7 +1,6 @@
 """`slipway alert`: open and resolved alerts of all services."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
 from itertools import zip_longest
 from typing import Annotated, Final
 
@@ -13,7 +12,6 @@ from slipway_client.cli.options import AsOutput, Limit, Reason, api_of, clock, n
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.failed import Failed
 from slipway_client.transport.http import Api, Decoded
-from slipway_client.view import moments
 from slipway_common.base.revisions import name_of
 from slipway_common.base.sanitize import printable
 
@@ -83,13 +81,11 @@ def list_alerts(
 
 def _moment(option: str, text: str | None) -> str | None:
     """Time of an option: a duration ago, or a time of day or date."""
-    if text is None:
-        return None
     try:
-        at: datetime | None = now() - timedelta(seconds=moments.seconds(text))
-    except (ValueError, OverflowError):
+        return options.ago(option, text)
+    except typer.BadParameter:
         at = options.until(None, text)
-    return None if at is None else at.isoformat()
+        return None if at is None else at.isoformat()
 
 
 @app.command("show")

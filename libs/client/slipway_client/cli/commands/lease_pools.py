@@ -144,20 +144,18 @@ def set_terms(
       slipway lease set aws-ci --mode enforce --pacing 12s/3 --reason "the report looks good"
       slipway lease set aws-ci --pacing 1s --operation launch --reason "quota of calls was halved"
     """
-    changes = {
+    body: dict[str, object] = {
         "limit": limit,
         "hold_seconds": duration_seconds("--hold", hold),
         "ttl_seconds": duration_seconds("--ttl", ttl),
         "mode": mode,
+        "operation": operation,
     }
-    body: dict[str, object] = {name: value for name, value in changes.items() if value is not None}
     if pacing is not None:
         body["pacing"] = _pacing(pacing)
-    if operation is not None:
-        if pacing is None:
-            raise typer.BadParameter("--operation names what --pacing changes: give both")
-        body["operation"] = operation
-    if not body:
+    elif operation is not None:
+        raise typer.BadParameter("--operation names what --pacing changes: give both")
+    elif not any(value is not None for value in body.values()):
         raise typer.BadParameter("nothing to change: set --limit, --hold, --ttl, --pacing or --mode")
     with confirmable(command_line(context)):
         _change(context, pool, body | {"revision": revision, "confirm": confirm}, reason, output)
