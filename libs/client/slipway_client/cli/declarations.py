@@ -94,14 +94,15 @@ class Declarations:
         try:
             rates = self._launch_rates(api, named, prune)
         except Failed:
-            for id_, row in self._lease_pools(api).items():
+            for id_, row in (self._lease_pools(api) or {}).items():
                 if id_ in pools and (known := pacing.own_pacing(row)) is not None:
                     pacing.write_pacing(pools[id_], known)
             return {}, []
         elsewhere = {each.lease_pool for each in named if each.lease_pool in rates}.difference(
             pool["id"] for document in self.documents.values() for pool in document.lease_pools
         )
-        rows = [row for id_, row in self._lease_pools(api).items() if id_ in elsewhere] if elsewhere else []
+        there = (self._lease_pools(api) or {}) if elsewhere else {}
+        rows = [row for id_, row in there.items() if id_ in elsewhere]
         return pacing.pace_launches(pools, rates), list(pacing.hints(rows, rates))
 
     def _launch_rates(self, api: Api, named: Sequence[pacing.Launches], prune: bool) -> dict[str, pacing.Rate]:
@@ -116,11 +117,6 @@ class Declarations:
         ]
         items = api.items(InstalledProvider, "provisioner", "/providers")
         return pacing.slowest([*named, *others], {row.id: row.launches_per_second for row in items})
-
-    def _lease_pools(self, api: Api) -> dict[str, answers.LeasePool]:
-        """Lease pools of the deployment by id; none if the lease-broker is unavailable and nothing is declared for
-        it."""
-        return {row.id: row for row in self._known_lease_pools(api) or ()}
 
     def lines(self) -> Iterator[bytes]:
         """Yield the body for the provisioner, as newline-delimited JSON: a header for each owner, then its entries."""
@@ -138,18 +134,18 @@ class Declarations:
 
     def check_references(self, api: Api) -> None:
         """Check references to entries that other declarations may have declared. Raises InvalidFile."""
-        if self._identities.missing("lease_pools") and (rows := self._known_lease_pools(api)) is not None:
-            self._refuse("lease_pools", {row.id for row in rows if not row.archived})
+        if self._identities.missing("lease_pools") and (rows := self._lease_pools(api)) is not None:
+            self._refuse("lease_pools", {id_ for id_, row in rows.items() if not row.archived})
         if self.has_others and self._identities.missing("accounts"):
             accounts = api.get(ExportedDeclaration, "provisioner", "/declaration", section="accounts").accounts or []
             self._refuse("accounts", {str(row.spec["id"]) for row in accounts})
         _check(self._readings, lambda file: self._readings[file].check())
 
-    def _known_lease_pools(self, api: Api) -> list[answers.LeasePool] | None:
-        """Lease pools of the deployment; None if the lease-broker is unavailable and the declaration has none for it,
-        since a declaration for the provisioner alone must not need it."""
+    def _lease_pools(self, api: Api) -> dict[str, answers.LeasePool] | None:
+        """Lease pools of the deployment by id; None if the lease-broker is unavailable and the declaration has none for
+        it, since a declaration for the provisioner alone must not need it."""
         try:
-            return api.items(answers.LeasePool, "lease-broker", "/lease-pools")
+            return {row.id: row for row in api.items(answers.LeasePool, "lease-broker", "/lease-pools")}
         except Failed:
             if self.has_lease_pools:
                 raise

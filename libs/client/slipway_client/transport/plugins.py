@@ -31,17 +31,9 @@ class PluginProcess(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None
 
 
-class _Error(msgspec.Struct):
-    message: str
-
-
-class _Result(msgspec.Struct):
-    processes: list[msgspec.Raw]
-
-
 class _Reply(msgspec.Struct):
-    result: _Result | None = None
-    error: _Error | None = None
+    result: dict[str, list[msgspec.Raw]] | None = None
+    error: dict[str, object] | None = None
 
 
 def processes(path: Path) -> list[Decoded[PluginProcess]]:
@@ -62,8 +54,8 @@ def processes(path: Path) -> list[Decoded[PluginProcess]]:
     try:
         reply = msgspec.json.decode(line, type=_Reply)
         if reply.error is not None:
-            raise Failed(reply.error.message)
-        rows = reply.result.processes if reply.result else []
+            raise Failed(f"{reply.error.get('message')}")
+        rows = (reply.result or {}).get("processes", [])
         return [Decoded(msgspec.json.decode(row, type=PluginProcess), row) for row in rows]
     except msgspec.DecodeError:
         raise Failed(

@@ -34,13 +34,10 @@ def _short(hexadecimal: str | None) -> str:
     """Bytes in one line: null, text, or hexadecimal after 0x."""
     if hexadecimal is None:
         return "null"
-    try:
-        text = bytes.fromhex(hexadecimal).decode()
-    except UnicodeDecodeError:
-        text, cut = f"0x{hexadecimal[: 2 * BYTES_MAX]}", len(hexadecimal) > 2 * BYTES_MAX
-    else:
-        text, cut = text[:CHARACTERS_MAX], len(text) > CHARACTERS_MAX
-    return printable(text) + (f"… ({len(hexadecimal) // 2} bytes)" if cut else "")
+    raw = bytes.fromhex(hexadecimal)
+    text, is_cut = _text(raw)
+    shown = f"0x{raw[:BYTES_MAX].hex()}" if text is None else text
+    return printable(shown) + (f"… ({len(raw)} bytes)" if is_cut else "")
 
 
 def _content(name: str, hexadecimal: str | None) -> Iterator[str]:
@@ -50,17 +47,23 @@ def _content(name: str, hexadecimal: str | None) -> Iterator[str]:
         return
     raw = bytes.fromhex(hexadecimal)
     yield f"{name:<8} {count(len(raw), 'byte')}"
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError:
+    text, is_cut = _text(raw)
+    if text is None:
         shown = raw[:BYTES_MAX]
         for start in range(0, len(shown), ROW_BYTES):
             row = shown[start : start + ROW_BYTES]
             ascii_text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
             yield f"  {start:08x}  {row.hex(' '):<{3 * ROW_BYTES}} {ascii_text}"
-        cut = len(raw) > BYTES_MAX
     else:
-        yield from (f"  {printable(line)}" for line in text[:CHARACTERS_MAX].splitlines())
-        cut = len(text) > CHARACTERS_MAX
-    if cut:
+        yield from (f"  {printable(line)}" for line in text.splitlines())
+    if is_cut:
         yield "  … --raw writes all bytes"
+
+
+def _text(raw: bytes) -> tuple[str | None, bool]:
+    """The beginning of a text, None for other bytes, and True if more is there than is shown."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return None, len(raw) > BYTES_MAX
+    return text[:CHARACTERS_MAX], len(text) > CHARACTERS_MAX

@@ -1,7 +1,7 @@
 """Phrases that the screen, the narration, `slipway why` and `slipway doctor` share. Pure."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -10,7 +10,7 @@ from slipway_client.view import moments
 if TYPE_CHECKING:
     from slipway_api.http.lease_pools import LeasePool
     from slipway_api.http.provisioner.decisions import Decision
-    from slipway_api.http.provisioner.launch_configs import LaunchConfig
+    from slipway_api.http.provisioner.launch_configs import LaunchConfig, StageLevel
     from slipway_api.http.provisioner.pools import LaunchStop, Pool
 
 
@@ -153,20 +153,23 @@ def tripped(config: "LaunchConfig", now: datetime) -> str:
     return next_probe(trip_cause(config.reason), seconds)
 
 
-def full_window(config: "LaunchConfig") -> str:
-    """The first window of a config without room; empty when all have room."""
+def levels(config: "LaunchConfig") -> "Iterator[tuple[str, StageLevel, int]]":
+    """Stages of a config, each with the starts in earlier ones, which will arrive there."""
     before = 0
     for name in STAGES:
-        stage = config.stages.get(name)
-        if stage is None:
-            continue
-        level = stage.in_flight + stage.unfolded
-        if level + before >= stage.window:
+        if stage := config.stages.get(name):
+            yield name, stage, before
+            before += stage.in_flight
+
+
+def full_window(config: "LaunchConfig") -> str:
+    """The first window of a config without room; empty when all have room."""
+    for name, stage, before in levels(config):
+        if stage.in_flight + stage.unfolded + before >= stage.window:
             parts = [f"{stage.in_flight} in flight"]
             parts += [f"{before} in earlier stages"] if before else []
             parts += [f"{count(stage.unfolded, 'failure')} not yet weighed"] if stage.unfolded else []
             return f"{name} window of {stage.window} is full ({', '.join(parts)})"
-        before += stage.in_flight
     return ""
 
 

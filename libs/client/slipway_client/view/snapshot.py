@@ -57,11 +57,10 @@ class Config(LaunchConfig, frozen=True, kw_only=True):
     @property
     def binding(self) -> Level | None:
         """The stage with the least room, as the provisioner counts it."""
-        levels, before = [], 0
-        for name in phrases.STAGES:
-            if stage := self.stages.get(name):
-                levels.append(Level(name, stage.in_flight + stage.unfolded + before, stage.window))
-                before += stage.in_flight
+        levels = [
+            Level(name, stage.in_flight + stage.unfolded + before, stage.window)
+            for name, stage, before in phrases.levels(self)
+        ]
         return min(levels, key=lambda level: level.window - level.level, default=None)
 
     @property

@@ -11,7 +11,7 @@ from slipway_client.cli import options
 from slipway_client.cli.options import AsOutput, Limit, Reason, api_of, clock, noun, now, until_text
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.failed import Failed
-from slipway_client.transport.http import Api, Decoded
+from slipway_client.transport.http import Api, Decoded, Parameter
 from slipway_common.base.revisions import name_of
 from slipway_common.base.sanitize import printable
 
@@ -192,17 +192,10 @@ def _names(alert: ListedAlert) -> set[str]:
     return {alert.dedup_key, *subjects, *(f"{alert.kind}/{one}" for one in subjects)}
 
 
-def _read(
-    api: Api,
-    *,
-    open: bool | None = None,
-    since: str | None = None,
-    until: str | None = None,
-    limit: int | None = None,
-) -> tuple[list[Alert], str]:
+def _read(api: Api, *, limit: int | None = None, **given: Parameter) -> tuple[list[Alert], str]:
     """Alerts of all services that answer, pages first, then the newest first, the newest `limit` of each service; and
-    the errors of the others."""
-    alerts, errors = api.list_all(ListedAlert, "/alerts", limit=limit, open=open, since=since, until=until)
+    the errors of the others. `given` are parameters of the list."""
+    alerts, errors = api.list_all(ListedAlert, "/alerts", None, limit=limit, **given)
     for alert in alerts:
         alert.sent["state"] = _state(alert.value)
     newest = sorted(alerts, key=lambda alert: alert.value.raised_at, reverse=True)

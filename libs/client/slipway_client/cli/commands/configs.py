@@ -77,14 +77,9 @@ def list_launch_configs(
     if any(row.value.stopping for row in rows):
         place = fields.index("running") + 1
         fields = (*fields[:place], "stopping", *fields[place:])
-    changing = any(progress(row.value, options.now()) for row in rows)
-    show(
-        rows,
-        (*fields, PROGRESS) if changing else fields,
-        output,
-        nothing="no launch configs",
-        drop=("account", "launched"),
-    )
+    if any(progress(row.value, options.now()) for row in rows):
+        fields = (*fields, PROGRESS)
+    show(rows, fields, output, nothing="no launch configs", drop=("account", "launched"))
 
 
 SHARED: Final[tuple[Field[answers.SharedKey], ...]] = (

@@ -95,11 +95,10 @@ def explanation(api: Api, subject: str, kind: Kind | None) -> "Explanation":
     search = _Search(api, subject)
     kinds = search.kinds(kind)
     if not kinds:
-        what = f"no {kind.value.replace('-', ' ')}" if kind else "nothing"
-        named = f"{what} {'named ' if not kind else ''}{subject!r}"
-        first = f"There is {named} in what could be searched" if search.problems else f"There is {named}"
+        what = f"no {kind.value.replace('-', ' ')}" if kind else "nothing named"
+        where = " in what could be searched" if search.problems else ""
         problems = "".join(f"\n{problem}" for problem in dict.fromkeys(search.problems))
-        raise Failed(f"{first}.\n{LISTS}.{problems}", "unknown-subject")
+        raise Failed(f"There is {what} {subject!r}{where}.\n{LISTS}.{problems}", "unknown-subject")
     if len(kinds) > 1:
         names = " and ".join(f"a {one.value.replace('-', ' ')}" for one in kinds).replace("a image", "an image")
         choices = " or ".join(f"--kind {one.value}" for one in kinds)
