@@ -1,27 +1,30 @@
 """`make bench-before BEFORE=COMMIT ONLY=weights,leases`: compare benchmarks of this tree with an earlier commit.
 
 The commit is checked out into a temporary folder with a virtual environment of its own. In each of ROUNDS rounds both
-trees run their own `bench-weights` (or `leases`, `events`, `http`, `commands`; `registrations` and `reports` are parts
-of `http`), in the order before, after, after, before, so that a machine that becomes slower affects both alike. A
-commit without the benchmark runs that of this tree, and pairs of leases are measured by this tree's code in both.
+trees run their own `bench-weights` (or `events`, `http`, `commands`; `registrations` and `reports` are parts of
+`http`), in the order before, after, after, before, so that a machine that becomes slower affects both alike. A commit
+without the benchmark runs that of this tree. For `leases` both trees run at once, with one broker each, and this tree's
+code measures them in turns, a figure of a few seconds each: a run of minutes differed by a third from the next of the
+same tree. What an idle broker costs is part of the other's figures.
 Prints the figures of each round, then the median of each ratio after ÷ before; exits with 1 if the median of a
 throughput is below 0.95 or that of a p50 above 1.05. SECONDS is passed on to the benchmarks. KEEP=1 writes
 bench/results/before-weights.txt.
 """
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Final
 
-import msgspec
-
 from bench import committed
 from bench.claims import report as report_claims
+from bench.leases.side import FIGURES as LEASES
+from bench.sides import Figure, started
 from slipway_local.servers.child import Child
 from slipway_local.servers.supervisor import Supervisor, run
 from tests.support.folders import disk_folder
@@ -45,14 +48,6 @@ FIGURES: Final = {
         "replay of 10,000 configs": rf"^replay +{RATE} events/s .*, 10000 configs",
         "outcome → weight": rf"outcome → weight {LATENCY}",
     },
-    "leases": {
-        "HTTP, 32 clients": rf"^HTTP +32 clients: {RATE} pairs/s",
-        "Kafka, 32 clients": rf"^Kafka +32 clients: {RATE} pairs/s",
-        "Kafka, 7,500 held": rf"^held +7,500: {RATE} pairs/s",
-        "Kafka, 20,000 waiting": rf"^waiting +20,000: {RATE} pairs/s",
-        "HTTP handover": rf"^handover +HTTP: {LATENCY}",
-        "Kafka handover": rf"^handover +Kafka: {LATENCY}",
-    },
     "events": {
         "replay": rf"^replay +{RATE} events/s into rows",
         "event → next event": rf"next event read {LATENCY}",
@@ -72,6 +67,9 @@ FIGURES: Final = {
         name: rf"^{name} +user {LATENCY}" for name in ("slipway --help", "slipway pool ls", "slipway lease run")
     },
 }
+# Benchmarks whose sides run at once, and are asked for one figure after another.
+SIDES: Final = {"leases": ("bench.leases.side", LEASES)}
+NAMES: Final = {name: tuple(of) for name, of in FIGURES.items()} | {name: of for name, (_, of) in SIDES.items()}
 # Parts of a benchmark: its name, and those of their figures.
 PARTS: Final = {
     "registrations": ("http", ("registration",)),
@@ -79,7 +77,6 @@ PARTS: Final = {
 }
 MODULES: Final = {
     "weights": "bench.weights",
-    "leases": "bench.leases.bench",
     "events": "bench.events",
     "http": "bench.http",
     "commands": "bench.commands",
@@ -87,11 +84,15 @@ MODULES: Final = {
 # Modules that use no more of a tree than its routes and events: lent to one that has none with this text, or to each,
 # so that both are measured in the same way.
 LENT: Final = {"bench/http.py": "", "bench/commands.py": "", "tests/support/folders.py": "def disk_folder"}
-LENT_TO_ALL: Final = ("bench/leases/bench/pairs.py", "bench/leases/bench/handover.py")
+LENT_TO_ALL: Final = (
+    "bench/sides.py",
+    "bench/leases/side.py",
+    "bench/leases/bench/pairs.py",
+    "bench/leases/bench/handover.py",
+)
 
 # By file of an older commit, a text and what replaces it. Its `make bench-events` fails, because the tests' template
-# database has a table of this name as well, or because a weight has no name, which has become a field of it; its
-# handovers of leases are measured beside fewer waiters.
+# database has a table of this name as well, or because a weight has no name, which has become a field of it.
 REPAIRS: Final = {
     "bench/hop_latency.py": {
         " effect ": " hop ",
@@ -99,7 +100,6 @@ REPAIRS: Final = {
             '{**dict.fromkeys({"launch_config_id", "name"} & {*WeightChanged.__struct_fields__}, name), "pool_id"'
         ),
     },
-    "bench/leases/bench/__main__.py": {"WAITING: Final = (10, 20_000)\n": "WAITING: Final = (1_000, 20_000, 50_000)\n"},
 }
 
 # What a benchmark that is lent says of this tree, and what it has to say of one before a change: by a file of a tree
@@ -134,17 +134,10 @@ LENT_TO_EARLIER: Final = {
 }
 
 
-class Figure(msgspec.Struct, frozen=True):
-    """A throughput per second, or a p50 in milliseconds with its p99."""
-
-    value: float
-    p99: float | None = None
-
-    def __str__(self) -> str:
-        return f"{self.value:,.0f}/s" if self.p99 is None else f"p50 {self.value:g} ms, p99 {self.p99:g} ms"
-
-
 Figures = Mapping[str, Figure]
+Trees = Mapping[str, Path]
+Rounds = AsyncIterator[Mapping[str, Figures]]
+"""Figures of both sides, round by round; the side that ran first comes first."""
 
 
 class Incomplete(Exception):
@@ -155,7 +148,7 @@ def chosen(only: str) -> dict[str, list[str]]:
     """Benchmarks that ONLY names, with the names of their figures. Raises KeyError for one that is none."""
     found: dict[str, list[str]] = {}
     for name in only.split(","):
-        benchmark, wanted = PARTS.get(name) or (name, tuple(FIGURES[name]))
+        benchmark, wanted = PARTS.get(name) or (name, NAMES[name])
         known = found.setdefault(benchmark, [])
         known += [figure for figure in wanted if figure not in known]
     return found
@@ -169,10 +162,15 @@ def figures(benchmark: str, printed: str, wanted: Collection[str] | None = None)
             continue
         if (match := re.search(pattern, printed, re.MULTILINE)) is None:
             raise Incomplete(f"no figure {name!r} in:\n{printed[-2_000:]}")
-        found[name] = Figure(*map(float, match.groups()))
-        if not found[name].value:
-            raise Incomplete(f"{name!r} is 0: SECONDS is too short for this machine")
+        found[name] = counted(name, Figure(*map(float, match.groups())))
     return found
+
+
+def counted(name: str, figure: Figure) -> Figure:
+    """A figure of one run. Raises Incomplete if nothing was measured."""
+    if not figure.value:
+        raise Incomplete(f"{name!r} is 0: SECONDS is too short for this machine")
+    return figure
 
 
 def text(log: Path) -> str:
@@ -239,15 +237,52 @@ async def called(tree: Path, command: Sequence[str], log: Path) -> None:
         await child.stop(STOP_SECONDS)
 
 
+def order(number: int) -> tuple[str, str]:
+    """Sides in the order of a round: before, after, after, before, and so on."""
+    return ("before", "after") if number % 2 == 0 else ("after", "before")
+
+
+async def one_by_one(trees: Trees, benchmark: str, wanted: Collection[str], number: int, logs: Path) -> Rounds:
+    """Rounds of a benchmark that each tree runs whole. Raises Incomplete."""
+    for n in range(number):
+        found = {}
+        for name in order(n):
+            log = logs / f"{n}-{name}-{benchmark}.log"
+            await called(trees[name], (python(trees[name]), "-m", MODULES[benchmark]), log)
+            found[name] = figures(benchmark, text(log), wanted)
+        yield found
+
+
+async def in_turns(trees: Trees, benchmark: str, wanted: Collection[str], number: int, _: Path) -> Rounds:
+    """Rounds of a benchmark whose sides run at once, and measure one figure after another. Raises Incomplete."""
+    module, _names = SIDES[benchmark]
+    async with contextlib.AsyncExitStack() as stack:
+        sides = {
+            name: await stack.enter_async_context(started(module, python=python(tree), tree=tree))
+            for name, tree in trees.items()
+        }
+        for side in sides.values():
+            await side.ready()
+        for n in range(number):
+            found: dict[str, dict[str, Figure]] = {name: {} for name in order(n)}
+            for place, figure in enumerate(wanted):
+                for name in order(n + place):
+                    found[name][figure] = counted(figure, await sides[name].ask(figure, Figure))
+            yield found
+
+
+def python(tree: Path) -> str:
+    return str(tree / ".venv/bin/python")
+
+
 async def measure(_: Supervisor) -> int:
     """Run and print all rounds, then check the median ratios."""
     commit, only = os.environ.get("BEFORE", ""), os.environ.get("ONLY", "")
     number = int(os.environ.get("ROUNDS", ROUNDS))
-    if not commit or not set(only.split(",")) <= {*FIGURES, *PARTS} or number < 1:
-        known = ",".join((*FIGURES, *PARTS))
+    if not commit or not set(only.split(",")) <= {*NAMES, *PARTS} or number < 1:
+        known = ",".join((*NAMES, *PARTS))
         print(f"expected BEFORE=COMMIT, ONLY= some of {known}, and ROUNDS of at least 1", file=sys.stderr)
         return 2
-    benchmarks = chosen(only)
     with disk_folder("slipway-before-") as folder:
         trees = {"before": folder / "tree", "after": ROOT}
         try:
@@ -257,25 +292,23 @@ async def measure(_: Supervisor) -> int:
         lines = [f"make bench-before BEFORE={commit} ONLY={only} ROUNDS={number}"]
         print(f"installing the environment of {commit} …", flush=True)
         await called(trees["before"], ("make", "--no-print-directory", "setup"), folder / "setup.log")
-        rounds = []
-        for n in range(number):
-            found: dict[str, dict[str, Figure]] = {}
-            for side in ("before", "after") if n % 2 == 0 else ("after", "before"):
-                found[side] = {}
-                for benchmark, wanted in benchmarks.items():
-                    log = folder / f"{n}-{side}-{benchmark}.log"
-                    await called(trees[side], (str(trees[side] / ".venv/bin/python"), "-m", MODULES[benchmark]), log)
-                    try:
-                        found[side] |= figures(benchmark, text(log), wanted)
-                    except Incomplete as incomplete:
-                        print(f"{side}, round {n + 1}: {incomplete}", file=sys.stderr)
-                        return 1
-            rounds.append((found["before"], found["after"]))
-            lines += [f"round {n + 1}, {' and '.join(found)}", *compared(*rounds[-1])]
-            print(*lines[-1 - len(rounds[-1][1]) :], sep="\n", flush=True)
-    judged = claims(rounds)
-    lines += [f"median of the ratios of {number} rounds", *(f"  {claim}" for claim in judged)]
-    print(*lines[-1 - len(judged) :], sep="\n")
+        judged: dict[str, bool] = {}
+        for benchmark, wanted in chosen(only).items():
+            run_rounds = in_turns if benchmark in SIDES else one_by_one
+            rounds = []
+            try:
+                async for found in run_rounds(trees, benchmark, wanted, number, folder):
+                    rounds.append((found["before"], found["after"]))
+                    shown = [f"{benchmark}, round {len(rounds)}, {' and '.join(found)}", *compared(*rounds[-1])]
+                    print(*shown, sep="\n", flush=True)
+                    lines += shown
+            except Incomplete as incomplete:
+                print(f"{benchmark}, round {len(rounds) + 1}: {incomplete}", file=sys.stderr)
+                return 1
+            judged |= claims(rounds)
+    shown = [f"median of the ratios of {number} rounds", *(f"  {claim}" for claim in judged)]
+    print(*shown, sep="\n")
+    lines += shown
     name_of_file = f"before-{only.replace(',', '-')}.txt"
     if (kept := committed.folder_to_write(os.environ, name_of_file)) is not None:
         (kept / name_of_file).write_text("\n".join(lines) + "\n")

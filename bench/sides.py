@@ -5,16 +5,27 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 READY: Final = "ready"
 """Line of a side that takes requests from now on."""
-STOP_SECONDS: Final = 10.0
+STOP_SECONDS: Final = 30.0  # some have servers to stop
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 Answer = TypeVar("Answer")
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """A throughput per second, or a p50 in milliseconds with its p99."""
+
+    value: float
+    p99: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.value:,.0f}/s" if self.p99 is None else f"p50 {self.value:g} ms, p99 {self.p99:g} ms"
 
 
 class Side:
@@ -45,10 +56,14 @@ class Side:
 
 
 @contextlib.asynccontextmanager
-async def started(module: str, *arguments: str) -> AsyncIterator[Side]:
-    """A side in a process of its own, without settings of this environment. It ends with its input."""
+async def started(
+    module: str, *arguments: str, python: str = sys.executable, tree: Path | None = None
+) -> AsyncIterator[Side]:
+    """A side in a process of its own, without settings of this environment; of another tree by its own `python`. It
+    ends with its input."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *arguments),
+        *(python, "-m", module, *arguments),
+        cwd=tree,
         env={name: value for name, value in os.environ.items() if not name.startswith(("SLIPWAY_", "AWS_"))},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

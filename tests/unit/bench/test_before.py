@@ -5,17 +5,15 @@ from typing import Any
 import pytest
 
 from bench import events, http, weights
-from bench.before import FIGURES, Figure, Incomplete, chosen, claims, compared, figures
+from bench.before import FIGURES, Incomplete, chosen, claims, compared, figures
 from bench.calculator_replay import CalculatorReplay
 from bench.calculator_size import CalculatorSize
 from bench.decode import Decoding
 from bench.fold import Fold
 from bench.hop_latency import HopLatency
-from bench.leases.bench import __main__ as leases
-from bench.leases.bench.handover import Handover
-from bench.leases.bench.pairs import Pairs
 from bench.publish_latency import PublishLatency
 from bench.replay import Replay
+from bench.sides import Figure
 from bench.spread import Spread
 
 RATE = Spread(1.0, 1.234e6, 2e6)
@@ -45,41 +43,6 @@ WEIGHTS = weights.Results(
         event_ratio=1.0,
     ),
     publish_latency=PublishLatency(per_second=200, events=1, latency=RATE, p50=4.5, p99=6.5, **PLAIN),
-)
-SIZES: dict[str, Any] = {
-    name: leases.Sizes(
-        numbers=numbers,
-        pairs_per_second=(RATE, Spread(1.0, median, 2e6), *[RATE] * (len(numbers) - 2)),
-        cpu_ms_per_pair=(RATE,) * len(numbers),
-        ratio=1.0,
-    )
-    for name, numbers, median in (
-        ("held", leases.HELD, 7.0),
-        ("waiting", leases.WAITING, 20.0),
-        ("crowd", (1, leases.CROWD), 1.0),
-    )
-}
-HANDOVERS = [Handover(samples=1, p50=p50, p99=p50 * 2, plain_ms=1.0, ratio=1.0) for p50 in (11.5, 19.5)]
-LEASES = leases.Results(
-    command="",
-    on={},
-    commits_per_second={1: 5097},
-    pairs=[
-        Pairs(
-            way=way,
-            clients=clients,
-            pairs_per_second=Spread(1.0, number + clients, 2e6),
-            cpu_ms_per_pair=RATE,
-            ratio=1.0,
-        )
-        for way, number in (("HTTP", 600), ("Kafka", 3000))
-        for clients in leases.CLIENTS
-    ],
-    **SIZES,
-    http_handover=HANDOVERS[0],
-    kafka_handover=HANDOVERS[1],
-    restart_waiters=1,
-    restart_seconds=1.0,
 )
 HOP = HopLatency(per_second=50, events=1, committed_p50=1.0, next=RATE, next_p50=7.5, next_p99=65.0, **PLAIN)
 DECODING = Decoding(
@@ -111,17 +74,12 @@ HTTP_RESULTS = http.Results(
         ("weights", WEIGHTS, [Figure(1_234_000), Figure(200), Figure(10_000), Figure(4.5, 6.5)]),
         ("events", EVENT_RESULTS, [Figure(1_234_000), Figure(7.5, 65)]),
         ("http", HTTP_RESULTS, [Figure(number * 10.0) for number in range(1, 7)]),
-        (
-            "leases",
-            LEASES,
-            [Figure(632), Figure(3032), Figure(7), Figure(20), Figure(11.5, 23), Figure(19.5, 39)],
-        ),
     ],
 )
 def test_figures_are_found_in_what_a_benchmark_prints(
     only: str, results: Any, found: list[Figure], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    {"weights": weights, "events": events, "leases": leases, "http": http}[only].report(results)
+    {"weights": weights, "events": events, "http": http}[only].report(results)
     assert figures(only, capsys.readouterr().out) == dict(zip(FIGURES[only], found, strict=True))
 
 
