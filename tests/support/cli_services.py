@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 
 from slipway_client.cli.main import app
 from slipway_common.web import problem
+from slipway_common.web.access import creating_text
 from slipway_common.web.problem import Problem
 from tests.support.recorded import CONFIG, LEASE_POOL, POOL, changed
 
@@ -102,7 +103,8 @@ class Services:
     def _put(self, kind: str, body: Any, request: Request, objects: list[dict[str, Any]]) -> dict[str, Any]:
         if request.headers.get("authorization") != "Bearer good":
             needed = f"{kind}:write"
-            raise Problem(403, "scope-missing", "The token lacks a scope", f"nobody needs {needed}", needed=needed)
+            detail = f"nobody needs {needed}; {creating_text([needed])}"
+            raise Problem(403, "scope-missing", "The token lacks a scope", detail, needed=needed)
         given = dict(request.query_params)
         self.queries.append(given)
         changes = [row | {"result": "created", "detail": ""} for row in objects] if self.kept.get(kind) != body else []

@@ -78,7 +78,7 @@ def uncharged(folder: Path) -> list[Any]:
 REFUSALS = [
     (problem(404, "unknown-lease-pool", detail="lease pool 'aws-ci' is not declared"), "is not declared"),
     (problem(401, "unknown-token"), "check SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN"),
-    (problem(403, "scope-missing", needed="leases:write:aws-ci"), "use a token with that scope"),
+    (problem(403, "scope-missing", detail="ci needs leases:write:aws-ci"), "ci needs leases:write:aws-ci"),
     (problem(422, "too-many-units"), "too-many-units"),
     (problem(410, "lease-ended", reason="released"), "lease-ended"),
     ((404, {"detail": "Not Found"}), "is it a lease-broker?"),

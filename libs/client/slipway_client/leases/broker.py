@@ -18,7 +18,7 @@ from slipway_client.transport.connections import address
 from slipway_client.transport.decoding import UNREADABLE
 from slipway_client.transport.exchange import OTHER_SERVICE, NoAnswer, authorization, exchange, limited
 from slipway_client.transport.failed import SERVICES
-from slipway_client.transport.http import ADVICE, advice, path
+from slipway_client.transport.http import ADVICE, path
 from slipway_client.transport.patience import Patience
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.sanitize import printable
@@ -187,5 +187,5 @@ def _refused(method: str, url: str, status: int, answer: bytes) -> Refused:
     text = _text(problem)
     if slug in NO_SUCH_ROUTE:
         text = f"{method} {url} answered {status} {text}".strip() + ": is it a lease-broker?"
-    lines = [text or f"{method} {url} was refused ({status})", *([advice(problem, slug)] if slug in ADVICE else [])]
+    lines = [text or f"{method} {url} was refused ({status})", *([ADVICE[slug]] if slug in ADVICE else [])]
     return Refused("\n".join(map(printable, lines)), slug, status, reason=problem.reason or "")

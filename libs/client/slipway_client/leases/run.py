@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
@@ -16,7 +17,6 @@ from slipway_client.leases.environment import of_command, without_secrets
 from slipway_client.leases.holding import LeaseEnd
 from slipway_client.leases.log import log
 from slipway_client.leases.session import Session
-from slipway_client.leases.status_file import Status
 from slipway_common.base.process.groups import CannotStart
 
 STOP_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
@@ -31,14 +31,24 @@ class Outcome(msgspec.Struct, frozen=True):
     cause: str | None = None
 
 
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """Status of the command, for scripts. `cause`: code of the reason why it has no lease, or was not started; None if
+    it has one. `exit_code`: that of `run`; None while the command runs."""
+
+    started: bool
+    leased: bool
+    cause: str | None
+    exit_code: int | None = None
+
+
 class Job(NamedTuple):
     """A command to run. It gets the signal `on_loss` if its lease is lost, or this process killed; None: it goes on
-    without one. An exit code in `throttled` is reported to the broker as a throttle of the account. `report` gets the
-    status of the command as it starts, and at its end. Unless `passes_token`, it gets none of our secrets."""
+    without one. An exit code in `throttled` is reported to the broker as a throttle of the account. `status_file` has
+    the status of the command from its start on. Unless `passes_token`, it gets none of our secrets."""
 
     command: Sequence[str]
     passes_token: bool
-    report: Callable[[Status], None]
+    status_file: Path | None
     on_loss: signal.Signals | None = None
     throttled: Collection[int] = ()
 
@@ -46,6 +56,18 @@ class Job(NamedTuple):
     def inherited(self) -> Mapping[str, str]:
         """Environment of the command, but for its lease."""
         return os.environ if self.passes_token else without_secrets(os.environ)
+
+    def report(self, status: Status) -> None:
+        """Replace the status file atomically, so that no reader finds half of it. A file that cannot be written is
+        logged, and changes nothing else."""
+        if (path := self.status_file) is None:
+            return
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            unfinished.write_bytes(msgspec.json.encode(status) + b"\n")
+            unfinished.rename(path)
+        except OSError as error:
+            log(f"cannot write the status file {path}: {error.strerror}")
 
 
 async def run(session: Session, lease_pool_id: str, job: Job, granted: Callable[[Lease], None]) -> Outcome:

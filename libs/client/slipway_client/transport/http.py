@@ -26,9 +26,6 @@ DEMO: Final = "; a demo writes its own to .slipway/env"
 ADVICE: Final = {
     "no-token": "set SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN (`ps` shows a --token)",
     "unknown-token": "check SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN, and the services' tokens file",
-    "scope-missing": "use a token with that scope: slipway token create --name NAME --scope {needed} --file TOKENS",
-    "worker-token": "set SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN to a token of the services' tokens file",
-    "unavailable": "retry in a moment",
     "starting": "`slipway doctor` shows what it is waiting for",
     "wrong-config-state": "`slipway lc ls` lists launch configs and their states",
     "unknown-decision": "`slipway pool show POOL` lists the latest decisions of a pool",
@@ -269,11 +266,6 @@ def pause_seconds(status: int, headers: Mapping[str, str]) -> float | None:
     return asked_pause_seconds(max(1.0, asked_seconds), Random().random())  # noqa: S311 (spreads repetitions)
 
 
-def advice(problem: Problem, slug: str) -> str:
-    """Remedy for a refusal of ADVICE."""
-    return ADVICE[slug].replace("{needed}", problem.needed or "SCOPE")
-
-
 def _decoded(answer: "Response", type_: type[T], part: bytes | msgspec.Raw | None = None) -> T:
     """An answer, or a part of it, as a type. Raises Failed."""
     try:
@@ -300,6 +292,6 @@ def _refusal(service: str, method: str, path: str, answer: "Response") -> Failed
     lines = [": ".join(filter(None, (problem.title, "" if repeated else problem.detail)))]
     lines += ["  " + ": ".join(filter(None, (part.document, part.where, part.path, part.reason))) for part in errors]
     if slug in ADVICE:
-        lines.append(advice(problem, slug))
+        lines.append(ADVICE[slug])
     kind = InvalidDeclaration if is_invalid else Failed
     return kind("\n".join(map(printable, lines)), slug, answer.status, path=path, problem=problem)

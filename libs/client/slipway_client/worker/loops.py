@@ -96,9 +96,8 @@ class Loops(ABC, Generic[State]):
                     other.cancel()
             return code
         finally:
-            self.send_signal(
-                signal.SIGKILL
-            )  # after a crash of ours nothing reports for the process, or renews its claim
+            # After a crash of ours nothing reports for the process, or renews its claim.
+            self.send_signal(signal.SIGKILL)
 
     async def _call_provisioner(self) -> None:
         """Perform the calls that core.py decides, one after another, until there are no more."""

@@ -286,7 +286,7 @@ def creating_text(scopes: Sequence[str]) -> str:
 
 
 def _scope_missing(token: Token, wanted: Sequence[str]) -> Problem:
-    detail = f"{token.name} needs {_shown(wanted)}"
+    detail = f"{token.name} needs {_shown(wanted)}; {creating_text(wanted[:1])}"
     return Problem(403, "scope-missing", "The token lacks a scope", detail, needed=_shown(wanted[:1]))
 
 

@@ -3,7 +3,6 @@
 import os
 import signal
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
@@ -134,9 +133,8 @@ def run_leased(
     from slipway_client.leases.attempts import Attempt
     from slipway_client.leases.errors import NotStarted
     from slipway_client.leases.host import holder
-    from slipway_client.leases.run import Job, run
+    from slipway_client.leases.run import Job, Status, run
     from slipway_client.leases.session import Session
-    from slipway_client.leases.status_file import Status, write
 
     api: Api = api_of(context)
     wanted = replace(_wanted(context), holder=holder(), join=join)
@@ -147,7 +145,7 @@ def run_leased(
 
     numbered = Attempt(api.urls["lease-broker"], attempt, wanted, given_id=bool(request_id), log=log)
     signum = None if on_loss is OnLoss.CONTINUE else signal.Signals[f"SIG{on_loss.value}"]
-    job = Job(command, pass_token, partial(write, status_file, log=log), signum, frozenset(throttled_exit or ()))
+    job = Job(command, pass_token, status_file, signum, frozenset(throttled_exit or ()))
     begun = _begun(max_wait, fail_open, unavailable_after)
     try:
         session = Session(_host(api, begun), numbered.wanted, begun, fenced=signum is not None)
@@ -174,10 +172,8 @@ def _run_switched_off(command: list[str], status_file: Path | None, *, passes_to
         import asyncio
 
         from slipway_client.leases.run import Job, run_switched_off
-        from slipway_client.leases.status_file import write
 
-        job = Job(command, passes_token, partial(write, status_file, log=log))
-        _end_as(asyncio.run(run_switched_off(job)))
+        _end_as(asyncio.run(run_switched_off(Job(command, passes_token, status_file))))
     environment = os.environ if passes_token else without_secrets(os.environ)
     try:
         os.execvpe(command[0], command, environment)  # noqa: S606 (the user's own command)
