@@ -105,7 +105,11 @@ def test_it_leaves_to_the_second() -> None:
     """At the very time it is of full age, and no longer young; a moment before it is neither of these."""
     for seconds, forgets in ((0.0, False), (0.5, True)):
         steps = decide([due_in(seconds, draining=True)], unwanted=0, room=0, obstacle="tripped")
-        assert (steps.stop, steps.forget) == ([] if forgets else ["w"], ["w"] if forgets else [])
+        assert (steps.stop, steps.forget, steps.keep) == (([], ["w"], []) if forgets else (["w"], [], []))
+    aged = due_in(0.5, maximum_age_seconds=0.0)
+    assert (aged.late_in, decide([aged], unwanted=0, room=0, obstacle="tripped").stop) == (-49.5, [])
+    early = life(HOUR - 0.5)
+    assert decide([early], unwanted=0, room=0, obstacle="tripped").irreplaceable == 0
     assert (moments([due_in(0.5)]), moments([due_in(0.0)])) == ([0.5] * 3, [])
     assert drain_until(due_in(-50.5), START, 5.0) == START  # its credentials have ended
 

@@ -130,6 +130,7 @@ def test_a_plan_is_made_again_if_it_leaves_what_no_other_waits_for(usage: dict[s
 
 def test_windows_are_small_while_the_calculator_is_unavailable() -> None:
     """Without it no config would trip."""
-    plan = cut(observed(9, A, calculator_unavailable_seconds=0.5), window(ONE, 64, in_flight=1))
-    assert launched(plan) == {"a": 3}
-    assert plan.details["configs"]["a"]["room"] == 3
+    alone = msgspec.structs.replace(B, shares=[])
+    plan = cut(observed(9, A, alone, calculator_unavailable_seconds=0.5), window(ONE, 64, in_flight=1))
+    assert launched(plan) == {"a": 3, "b": 4}
+    assert {name: note["room"] for name, note in plan.details["configs"].items()} == {"a": 3, "b": 4}

@@ -52,6 +52,10 @@ def one_image(*names: str, **changes: Any) -> list[Config]:
     return [config(name, shares=[IMAGE.share], **changes) for name in names]
 
 
+def limit(scope: str, launches: int, scope_id: str = "linux", **usage: Any) -> Level:
+    return Level(limit=Limit(scope=scope, scope_id=scope_id, launches_per_hour=launches), usage=Usage(**usage))
+
+
 def shared(**changes: Any) -> list[Shared]:
     return [msgspec.structs.replace(IMAGE, **changes)]
 
@@ -167,6 +171,8 @@ AGAIN: Final[list[tuple[Observed, float]]] = [
     (observed(1, FULL, attempt_in_seconds=12.5, **WITHOUT_CALCULATOR), 12.5),
     (observed(9, FULL, attempt_in_seconds=12.5), 300.0),
     (observed(9, config(failures=99), **WITHOUT_CALCULATOR), 300.0),  # not at once: it makes an attempt now
+    (observed(demands=SOON, levels=[limit("pool", 0)]), 50.0),
+    (observed(9, levels=[limit("pool", 0)]), 60.0),
 ]
 
 
@@ -178,7 +184,8 @@ def test_a_plan_is_made_again_when_time_may_change_it(given: Observed, seconds: 
 def test_a_plan_remembers_what_the_next_one_needs() -> None:
     """The surplus that it saw, and since when workers have been missing: of a canary one is enough."""
     seen = Surplus(registered=4, spans=[Span(since=NOW, workers=2)])
-    assert plan(observed(2, serving=4, idle=[idle("i", 5), idle("j", 5)])).surplus == seen
+    given = observed(2, config(launching=1), serving=5, idle=[idle("i", 5), idle("j", 5)])
+    assert plan(given).surplus == seen
     assert plan(observed(3, serving=1)).missing_since == NOW
     assert plan(observed(3, serving=1, mode="canary")).missing_since is None
 
@@ -221,6 +228,7 @@ def test_a_probe_and_the_attempt_may_be_of_one_config() -> None:
     made = plan(observed(9, probed, shared=shared(unfolded=64), **WITHOUT_CALCULATOR))
     assert [(each.units, each.permit, each.attempt) for each in made.launches] == [(1, 7, False), (1, None, True)]
     assert made.details["configs"]["a"]["launched"] == made.details["launched"] == 2
+    assert reasons(plan(observed(9, config(failures=99), **WITHOUT_CALCULATOR))) == {"a": ""}
     again = [msgspec.structs.replace(probed, shares=[IMAGE.share, (Key("quota", "unknown"), "launch")])]
     assert may_attempt(again[0], {IMAGE.share: msgspec.structs.replace(IMAGE, window=None)})
 
@@ -270,14 +278,15 @@ def test_draws_go_on_from_the_current_revisions_to_the_fallbacks() -> None:
 # Safety limits.
 
 
-def limit(scope: str, launches: int, scope_id: str = "linux", **usage: Any) -> Level:
-    return Level(limit=Limit(scope=scope, scope_id=scope_id, launches_per_hour=launches), usage=Usage(**usage))
-
-
 def test_each_limit_has_a_room_of_its_own() -> None:
     """That of the pool, and of each account; one without room stops only what it holds for."""
     levels = [limit("pool", 6), limit("account", 4, "sim-a"), limit("account", 3, "sim-b")]
     assert launched(plan(observed(10, config(), OTHER, levels=levels))) in ({"a": 4, "b": 2}, {"a": 3, "b": 3})
+    namesake = config(account_id="linux")
+    assert launched(plan(observed(10, namesake, OTHER, levels=[limit("pool", 6), limit("account", 2)]))) == {
+        "a": 2,
+        "b": 4,
+    }
     levels = [limit("pool", 9), limit("account", 4, "sim-a"), limit("account", 0, "sim-b")]
     made = plan(observed(10, config(), OTHER, levels=levels))
     assert launched(made) == {"a": 4}
@@ -404,6 +413,11 @@ BROKEN: Final[list[tuple[Observed, Plan, list[str]]]] = [
         ["launches although 10 consecutive starts of image i failed or timed out (boot)"],
     ),
     (observed(9, *PAIR), made(launch(1, PAIR[1])), ["4 workers of launch config a exceed its maximum of 3"]),
+    (
+        observed(9, levels=[limit("pool", 1)]),
+        made(launch(1), launch(1)),
+        ["2 launches exceed 1 per hour of pool linux"],
+    ),
     (observed(9), made(launch(3, GONE)), []),
     (observed(9), made(launch(4, GONE)), ["4 workers of launch config z exceed its maximum of 3"]),
     (

@@ -151,7 +151,7 @@ def test_unavailable_calculator() -> None:
     unavailable: dict[str, Any] = {"calculator_unavailable_seconds": 0.5}
     assert launched(plan(observed(9, **unavailable))) == {"a": 4}
     stuck = [config("a", failures=99), config("b", tripped=True)]
-    assert launched(plan(observed(9, *stuck, attempt_in_seconds=12.5, **unavailable))) == {}
+    assert launched(plan(observed(9, *stuck, attempt_in_seconds=0.5, **unavailable))) == {}
     assert sum(launched(plan(observed(9, *stuck, **unavailable))).values()) == 1
     assert launched(plan(observed(0, *stuck, **unavailable))) == {}
     assert launched(plan(observed(9, PAUSED, STOPPED, **unavailable))) == {}
@@ -337,7 +337,9 @@ def test_a_probe_uses_a_unit_of_shared_windows() -> None:
     healthy = config("healthy", shares=[image])
     for in_flight, launches in ((6, {"probed": 1, "healthy": 1}), (7, {"probed": 1}), (8, {"probed": 1})):
         shared = [Shared(key=Key("image", "i"), stage="boot", in_flight=in_flight, window=8)]
-        assert launched(plan(observed(9, healthy, probed, shared=shared))) == launches
+        made = plan(observed(9, healthy, probed, shared=shared))
+        assert launched(made) == launches
+        assert reasons(made)["healthy"] == ("" if "healthy" in launches else "the boot window of image i is full")
 
 
 def at_maximum_age(name: str, **changes: Any) -> Life:

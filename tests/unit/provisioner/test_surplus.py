@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slipway_provisioner.domain.planning import Plan, check_plan
 from slipway_provisioner.domain.pool import Busy, Observed
-from slipway_provisioner.domain.surplus import Surplus, lasting, seen
+from slipway_provisioner.domain.surplus import Span, Surplus, lasting, lasts_in_seconds, seen
 from tests.unit.provisioner.test_planning import config, idle, observed, plan, reports_of
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -44,6 +44,8 @@ LASTING = [
     ([(0, 10, 1), (150, 10, 9), (170, 9, 8)], 200, 0),  # the one that was surplus for long has left
     ([(0, 10, 1), (150, 10, 9), (170, 9, 8)], 310, 8),
     ([(0, 10, 3), (100, 12, 5)], 160, 3),  # workers that have registered since are no older surplus
+    ([(3, 10, 1), (5, 10, 2)], 169, 0),  # times are rounded up to 10 s
+    ([(3, 10, 1), (5, 10, 2)], 170, 2),
 ]
 
 
@@ -53,6 +55,17 @@ def test_surplus_lasts_if_every_plan_saw_it(
 ) -> None:
     """For the idle timeout, of the workers that are left."""
     assert lasting(after(history), idle_timeout_seconds=TIMEOUT_SECONDS, now=at(seconds)) == expected
+
+
+def test_surplus_lasts_at_once_without_an_idle_timeout() -> None:
+    found = seen(Surplus(), registered=2, workers=1, idle_timeout_seconds=0.0, now=at(3))
+    assert (found.spans, lasting(found, idle_timeout_seconds=0.0, now=at(3))) == ([Span(at(3), 1)], 1)
+
+
+def test_further_surplus_lasts_later() -> None:
+    """That which lasts already makes no difference any more."""
+    found = after([(0, 10, 1), (100, 10, 2), (160, 10, 3)])
+    assert lasts_in_seconds(found, idle_timeout_seconds=TIMEOUT_SECONDS, now=at(160)) == [100.0, 160.0]
 
 
 def least(plans: Plans, now: float, window_seconds: float) -> int:

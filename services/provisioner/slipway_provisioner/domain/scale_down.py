@@ -19,7 +19,7 @@ def select(
     idle: Sequence[Idle],
     *,
     registered_surplus: int,
-    at_once: int = 0,
+    at_once: int,
     idle_timeout_seconds: float,
     now: datetime,
 ) -> tuple[list[str], list[str]]:
