@@ -57,7 +57,7 @@ def test_a_tripped_image_stays_tripped() -> None:
     after = story.row(NAMED)
     assert after.boot.trip == before.boot.trip
     assert (after.boot.window, after.boot.failures) == (before.boot.window, before.boot.failures)
-    assert after.version > before.version
+    assert after.version == (T0 + 10) * 1000
     assert IMAGE not in story.world.rows
     shared = [each for each in story.record("a", 10).shared if each.kind == "image"]
     assert {(each.id, each.state) for each in shared if each.stage == "boot"} == {(NAMED.id, "tripped")}
@@ -72,11 +72,13 @@ def test_it_is_probed_once(order: Callable[..., tuple[LaunchConfigState, ...]]) 
     holder, other = (A, B) if story.row("a").ready else (B, A)
     permit = story.row(holder.launch_config_id).permit
     story.fold(61, requested(holder, "probe", permit), launched(holder, "probe", permit))
+    permit_at = story.row(holder.launch_config_id).permit_at
     for c in order(holder, other):
         story.declare(under(c), 62)
         story.advance_to(300)
         assert not story.row(other.launch_config_id).ready, "a second probe of one image"
-    assert str(story.trip(NAMED, "boot").probe) == f"{holder.launch_config_id}#{permit}"
+    trip = story.trip(NAMED, "boot")
+    assert (str(trip.probe), trip.probe_at) == (f"{holder.launch_config_id}#{permit}", permit_at)
     story.fold(301, registered(under(holder), "probe", permit, seconds=200.0))
     assert not story.trip(NAMED, "boot").tripped
 
@@ -134,6 +136,52 @@ def test_boots_in_progress_go_along() -> None:
     assert stage.window == size(stage.boots, POLICY)
 
 
+def with_boots(story: Story, key: Key, **changes: Any) -> None:
+    """Change what is known of the boots of a key, as after an outage."""
+    row = story.row(key)
+    boots = replace(row.boot.boots, **changes)
+    story.world.rows[key] = replace(row, boot=replace(row.boot, boots=boots, window=size(boots, POLICY)))
+
+
+def test_what_is_counted_for_boots_of_others_stays_behind() -> None:
+    """The first config to move takes what is known of the image, its own boots, and no others."""
+    story = Story(A, B)
+    story.fold(-9000, *known_boots(A, *[100.0] * POLICY.boot_samples))
+    story.fold(0, launched(B, "b1"), launched(A, "a1"))
+    story.fold(50, launched(A, "young"))
+    with_boots(story, IMAGE, hung=3)
+    story.advance_to(140)
+    with_boots(story, IMAGE, overdue=0)
+    story.world.rows[IMAGE] = replace(story.row(IMAGE), overdue=())
+    assert story.row(IMAGE).boot.boots.slow == 2
+    story.declare(under(A), 141)
+    stage = story.row(NAMED).boot
+    assert (stage.boots.slow, stage.boots.hung, stage.boots.overdue, stage.late) == (1, 0, 0, 0)
+    assert stage.window == size(stage.boots, POLICY)
+    assert (story.row(IMAGE).boot.boots.slow, story.row(IMAGE).boot.boots.hung) == (1, 3)
+    assert {worker_id: boot.slow for worker_id, boot in story.world.boots.items()} == {
+        "a1": (0, 0),
+        "b1": (0, 0),
+        "young": None,
+    }
+
+
+def test_a_slow_boot_ends_under_the_outages_of_its_new_key() -> None:
+    """Those that the key has had when it comes, and its config those of its own."""
+    story = Story(A, B)
+    story.fold(-1000, *known_boots(A))
+    with_boots(story, IMAGE, outages=1)
+    story.fold(0, launched(A, "a1"))
+    story.advance_to(140)
+    story.declare(under(B), 141)
+    with_boots(story, NAMED, outages=2)
+    assert (story.world.boots["a1"].slow, story.row(IMAGE).boot.boots.slow) == ((1, 0), 1)
+    story.declare(under(A), 142)
+    assert (story.world.boots["a1"].slow, story.row(NAMED).boot.boots.slow) == ((2, 0), 1)
+    story.fold(143, registered(A, "a1", seconds=143.0))
+    assert (story.row(NAMED).boot.boots.slow, story.row(NAMED).boot.boots.hung) == (0, 0)
+
+
 def test_overdue_starts_go_along() -> None:
     """And count no more under the former key, whose windows are those of the starts that stay."""
     story = Story(A, B)
@@ -145,7 +193,7 @@ def test_overdue_starts_go_along() -> None:
     story.declare(under(A), 110)
     for key, overdue in ((NAMED, (T0,)), (IMAGE, (T0 + 1,))):
         row = story.row(key)
-        assert (row.overdue, row.boot.boots.overdue) == (overdue, 1)
+        assert (row.overdue, row.boot.boots.overdue, row.boot.late) == (overdue, 1, 0)
         assert row.boot.window == size(row.boot.boots, POLICY)
     story.fold(120, registered(A, "a1", seconds=120.0))
     assert [(story.row(key).overdue, story.row(key).boot.boots.overdue) for key in (NAMED, IMAGE)] == [
@@ -169,6 +217,30 @@ def test_a_config_that_stays_behind_waits_for_the_probe_of_the_one_that_has_move
         over_at = row.lost_at if spends else row.permit_at + POLICY.permit_seconds
         assert (trip.probe, trip.next_probe_at) == (None, over_at)
         assert (str(moved.probe), moved.probe_at) == (f"{holder.launch_config_id}#{row.permit}", row.permit_at)
+
+
+def test_a_config_that_moves_first_waits_for_the_probe_of_the_one_that_stays() -> None:
+    """Only configs that come along answer for the new key. Once one has recovered it, no probe trips it again."""
+    story = tripped(A, B)
+    story.advance_to(60)
+    holder, other = (A, B) if story.row("a").ready else (B, A)
+    row = story.row(holder.launch_config_id)
+    story.declare(under(other), 62)
+    trip = story.trip(NAMED, "boot")
+    assert (trip.probe, trip.next_probe_at) == (None, row.permit_at + POLICY.permit_seconds)
+    permit = story.probe(other.launch_config_id, 300)
+    of_it = (under(other), "probe", permit)
+    story.fold(301, requested(*of_it), launched(*of_it), registered(*of_it, seconds=60.0))
+    before = story.trip(NAMED, "boot")
+    story.declare(under(holder), 400)
+    assert (before.tripped, story.trip(NAMED, "boot")) == (False, before)
+
+
+def test_a_moved_row_has_a_newer_version_within_the_same_instant() -> None:
+    story = tripped(A)
+    before = story.row(IMAGE).version
+    story.declare(under(A), 0)
+    assert story.row(NAMED).version == before + 1
 
 
 def test_a_move_is_the_same_after_a_restart() -> None:
