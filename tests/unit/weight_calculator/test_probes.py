@@ -472,24 +472,6 @@ def test_a_signal_that_trips_the_rest_of_a_pool_counts() -> None:
     assert len(spend(story, 2400)) <= 2
 
 
-def test_a_recovery_brings_probes_of_peers_forward() -> None:
-    """Peers of the same pool that tripped within three minutes are probed at once, for launches only."""
-    later, other = config("d"), config("o", pool="other")
-    story = Story(A, B, C, later, other)
-    for c, at in ((A, 0.0), (B, 170.0), (later, 190.0), (other, 0.0)):
-        story.trip_config(c, at)
-    story.fold(170, *(lost(B, fails(Scope.CONFIG, Stage.BOOT), f"w-{n}") for n in range(5)))
-    spend(story, 3600, A, B, later, other)
-    at = story.next_probe(CAPACITY)
-    spend(story, at - 0.001, B, later, other)
-    before, boot = {id_: story.trip(capacity(id_)) for id_ in ("b", "d", "o")}, story.trip("b", "boot")
-    story.fold(at, requested(A, "p", story.probe("a", at)), launched(A, "p", story.row("a").permit))
-    assert before["b"].next_probe_at > T0 + at
-    assert story.trip(capacity("b")) == msgspec.structs.replace(before["b"], next_probe_at=T0 + at)
-    after = (story.trip(capacity("d")), story.trip(capacity("o")), story.trip("b", "boot"))
-    assert after == (before["d"], before["o"], boot)
-
-
 def test_a_probe_after_a_failed_one_is_not_brought_forward() -> None:
     """Repeated `recovered` signals do not shorten the initial delay between two probes."""
     story = tripped(B)

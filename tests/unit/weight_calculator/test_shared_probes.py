@@ -1,6 +1,9 @@
 """Probes of keys that several configs share: whose turn it is, and who lets a permit go."""
 
+from typing import Final
+
 import pytest
+from msgspec.structs import replace
 
 from slipway_api.events.worker import Scope, Stage
 from slipway_weight_calculator.domain.trips import Probe
@@ -15,6 +18,7 @@ from tests.support.worlds import (
     Story,
     capacity,
     config,
+    delayed,
     fails,
     launched,
     refused,
@@ -113,6 +117,31 @@ def test_a_config_does_not_probe_a_key_while_another_of_its_keys_is_probed() -> 
     assert (story.trip(IMAGE).probe, story.trip(CREDENTIAL).probe) == (Probe("x", 1), Probe("b", 1))
 
 
+def test_an_outcome_answers_for_the_keys_that_waited_for_it() -> None:
+    """Also if another of the config's keys, before these, is probed by another config."""
+    other = config("x", account="sim-b")
+    story = Story(A, other)
+    story.trip_config(A, 0, Scope.CREDENTIAL)
+    permit = story.probe("a", 16)
+    story.fold(17, requested(A, "p", permit))
+    story.fold(18, *(stopping(other, fails(Scope.IMAGE, Stage.BOOT), str(n)) for n in range(5)))
+    story.advance_to(60)
+    assert story.trip(IMAGE, "boot").probe == Probe("x", 1)
+    story.fold(61, launched(A, "p", permit))
+    assert (story.trip(CREDENTIAL).tripped, story.trip(IMAGE, "boot").probe) == (False, Probe("x", 1))
+
+
+def test_a_probe_that_is_delayed_is_lost_later() -> None:
+    story = Story(A, B)
+    story.trip_config(A, 0)
+    permit = story.probe("a", 20)
+    story.fold(20, requested(A, "p", permit))
+    story.fold(100, delayed(A, "p", permit))
+    for at, waits in ((20, True), (99, True), (100, False)):
+        story.advance(at + POLICY.probe_timeout_seconds)
+        assert (story.trip(capacity("a")).probe == Probe("a", permit)) is waits
+
+
 def test_a_config_does_not_probe_a_stage_that_it_does_not_have() -> None:
     """An image whose claims fail is probed by a config whose workers claim."""
     idle = config("n", claim_evidence="none")
@@ -138,6 +167,42 @@ def test_a_withdrawn_permit_that_was_spent() -> None:
     assert story.row("b").permit == 0
     story.fold(401, launched(A, "p", permit))
     assert story.record("b", 402).state == "healthy"
+
+
+SLOW: Final = {"on-demand": replace(POLICY, probe_initial_seconds=900.0)}  # but for probes of whole pools
+EVERY: Final = POLICY.pool_probe_seconds
+
+
+@pytest.mark.parametrize(("waits", "gets"), [("a", "b"), ("b", "a")])
+def test_a_permit_that_waits_for_demand_blocks_no_other_config_of_a_tripped_pool(waits: str, gets: str) -> None:
+    story = Story(A, B, policies=SLOW)
+    story.trip_config(story.world.configs[waits].declared, 0)
+    story.trip_config(story.world.configs[gets].declared, 1)
+    first, second = ((id_, story.next_probe(capacity(id_))) for id_ in (waits, gets))
+    story.advance_to(1 + EVERY)
+    ready = {id_ for id_ in "ab" if story.row(id_).ready}
+    assert ready == {min(first, second, key=lambda each: each[1])[0]}  # which would be probed first
+    story.advance_to(1 + 2 * EVERY)
+    assert {id_ for id_ in "ab" if story.row(id_).ready} == {"a", "b"}
+
+
+def test_a_tripped_pool_probes_no_key_that_another_pool_has_just_probed() -> None:
+    """It waits for that answer as for one of its own, and probes another of its keys meanwhile, if it has one."""
+    unlike = config("b", instance_type="c5.large")
+    for others, gets, at in (((), "a", 2 * EVERY), ((unlike,), "b", 20 + EVERY)):
+        far = config("x", pool="far")
+        story = Story(A, far, *others, policies=SLOW)
+        story.trip_config(A, 0, Scope.QUOTA)
+        if others:
+            story.trip_config(unlike, 20)
+        story.advance_to(EVERY)
+        assert story.trip(QUOTA).probe == Probe("x", 1)
+        story.fold(EVERY + 1, requested(far, "p", 1), refused(far, Scope.QUOTA, "p", 1))
+        story.declare(config("y", pool="far", instance_type="c5.large"), EVERY + 1)
+        story.advance_to(at - 0.1)
+        assert not any(story.row(id_).ready for id_ in ("a", gets))
+        story.advance_to(at)
+        assert [id_ for id_ in ("a", *(c.launch_config_id for c in others)) if story.row(id_).ready] == [gets]
 
 
 @pytest.mark.parametrize("state", ["paused", "draining", "archived"])
