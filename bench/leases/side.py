@@ -80,10 +80,10 @@ def figures(system: System, client: KafkaClient, seconds: float) -> list[Callabl
 
     return [
         partial(pairs, CLIENTS, partial(over_http, system, "http")),
-        # Their 1,600 requests are granted in a few lumps, of which 2 s may hold none.
+        # Grants come in lumps of all requests of many clients, or of all units: 2 s count few of these, or none.
         partial(pairs, CLIENTS, kafka.client, 0.3),
         partial(pairs, 2, held.client),
-        partial(pairs, 1, waiting.refill),
+        partial(pairs, 1, waiting.refill, 0.3),
         partial(handovers, partial(handover.over_http, system), "http"),
         partial(handovers, partial(handover.over_kafka, client), "kafka"),
     ]
