@@ -226,7 +226,8 @@ def apply(submission: Submission, ledger: Ledger, now: datetime) -> Answer:
     lease = ledger.leases[pool_id, command.lease_id]
     units = lease.units
     if isinstance(command, LeaseReleaseRequested) and submission.remaining is not None:
-        if lease.live and units <= submission.remaining:  # repeated
+        # Repeated. One that keeps some units may have been sent, and answered, while the lease was alive.
+        if units <= submission.remaining and (lease.live or submission.remaining):
             return Answer(pool=before, now=now, lease=lease)
         command = msgspec.structs.replace(command, units=max(1, units - submission.remaining))
     if lease.live or (isinstance(command, LeaseReleaseRequested) and is_late_evidence(before, lease, command)):
