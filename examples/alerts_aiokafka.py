@@ -7,6 +7,7 @@ from collections import Counter
 from urllib.request import Request, urlopen
 
 from aiokafka import AIOKafkaConsumer
+from kafka_access import options
 
 TOPICS = [(PREFIX := os.getenv("TOPIC_PREFIX", "")) + "slipway.alert.v1", PREFIX + "slipway.worker.lifecycle.v1"]
 ACTIONS = {
@@ -19,7 +20,7 @@ WEBHOOK = Request(url, headers={"content-type": "application/json"}) if (url := 
 
 async def main() -> None:
     counts: Counter[str] = Counter()
-    group = {"bootstrap_servers": os.environ["KAFKA"], "group_id": PREFIX + "alerts-aiokafka", "group_instance_id": "1"}
+    group = {**options(), "group_id": PREFIX + "subscriber.alerts-aiokafka", "group_instance_id": "1"}
     async with AIOKafkaConsumer(*TOPICS, **group, enable_auto_commit=False, auto_offset_reset="earliest") as consumer:
         async for record in consumer:
             try:

@@ -8,16 +8,19 @@ from urllib.request import Request, urlopen
 
 from faststream import AckPolicy, FastStream
 from faststream.kafka import KafkaBroker, annotations
+from faststream.security import SASLScram512
+from kafka_access import scram
 
 TOPICS = [(PREFIX := os.getenv("TOPIC_PREFIX", "")) + "slipway.alert.v1", PREFIX + "slipway.worker.lifecycle.v1"]
 ACTIONS = {"alert.raised.v1": "trigger", "alert.resolved.v1": "resolve", "worker.launch_failed.v1": "count"}
 WEBHOOK = Request(url, headers={"content-type": "application/json"}) if (url := os.getenv("WEBHOOK_URL")) else None
-broker, counts = KafkaBroker(os.environ["KAFKA"], allow_auto_create_topics=False), Counter[str]()
+SECURITY, counts = SASLScram512(*known) if (known := scram()) else None, Counter[str]()
+broker = KafkaBroker(os.environ["KAFKA"], security=SECURITY, allow_auto_create_topics=False)
 
 
 @broker.subscriber(
     *TOPICS,
-    group_id=PREFIX + "alerts-faststream",
+    group_id=PREFIX + "subscriber.alerts-faststream",
     group_instance_id="1",
     auto_offset_reset="earliest",
     ack_policy=AckPolicy.NACK_ON_ERROR,

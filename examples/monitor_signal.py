@@ -18,6 +18,7 @@ from urllib.parse import quote
 from urllib.request import urlopen
 
 from aiokafka import AIOKafkaProducer
+from kafka_access import options
 
 TOPIC = os.environ.get("TOPIC_PREFIX", "") + "slipway.launch-config.signal.v1"
 # A resume request lifts only a pause by the same source, so it is safe to send it without a pause.
@@ -71,7 +72,7 @@ async def main() -> None:
     parser.add_argument("--ttl", type=float, default=300.0, metavar="SECONDS", help="several times --every")
     arguments = parser.parse_args()
     target, before, sent_at = (arguments.target_kind, arguments.target_id), "", 0.0
-    async with AIOKafkaProducer(bootstrap_servers=os.environ["KAFKA"]) as producer:
+    async with AIOKafkaProducer(**options()) as producer:
         loop = asyncio.get_running_loop()
         while True:
             now, observed_at = loop.time(), datetime.now(UTC).isoformat()

@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # it names the
     UserScramCredentialUpsertion,
 )
 
-from slipway_api.events.topics import WORKER_LIFECYCLE
+from slipway_api.events.topics import ALERT, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.tls import server_context
 from slipway_common.messaging import kafka, topic_admin
@@ -35,6 +35,7 @@ from slipway_common.messaging.relay import Relay
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.contract.examples.outside import example, publish, raised
 from tests.support import harness
 from tests.support.authority import Authority
 from tests.support.harness import PARTITIONS, SERVICE, enqueue, record_words, report, until
@@ -205,6 +206,27 @@ async def test_tokens_of_an_issuer(secured: Secured, token_url: str) -> None:
     assert await answers(KafkaAccess(**access))
     wrong = secured.password_file("wrong-oauth", "wrong")
     assert not await answers(KafkaAccess(**access | {"oauth_client_secret_file": wrong}))
+
+
+async def test_the_examples_reach_it(secured: Secured, templated: EmbeddedPostgres, tmp_path: Path) -> None:
+    access = {
+        "KAFKA": secured.passwords,
+        "KAFKA_USERNAME": "service",
+        "KAFKA_PASSWORD_FILE": str(secured.by_password().password_file),
+        "KAFKA_CA_FILE": str(secured.authority.ca_file),
+    }
+    async with harness.new_place((secured.broker, templated)) as place:
+        await place.create(ALERT, WORKER_LIFECYCLE, LAUNCH_CONFIG_SIGNAL)
+        await publish(place, raised("x"))
+        for name in ("alerts_aiokafka", "alerts_faststream"):
+            (tmp_path / name).mkdir()
+            with example(place, name, tmp_path / name, **access) as subscriber:
+                subscriber.start()
+                await subscriber.until_printed("trigger test/x")
+        (tmp_path / "status").write_text("all is well")
+        with example(place, "monitor_signal", tmp_path, **access) as monitor:
+            monitor.start("zone", "zone-c", str(tmp_path / "status"))
+            await monitor.until_printed("zone zone-c: recovered")
 
 
 async def test_what_is_refused(secured: Secured, tmp_path: Path) -> None:

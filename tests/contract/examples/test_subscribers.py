@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+from generate.kafka_scripts import SUBSCRIBER_GROUPS
 from slipway_api.events.alert import AlertRaised, AlertResolved
 from slipway_api.events.topics import ALERT, WORKER_LIFECYCLE
 from slipway_api.events.worker import Outcome, Result, Scope, Stage, WorkerIdle, WorkerLaunchFailed
@@ -25,7 +26,7 @@ from tests.contract.examples.outside import (
 from tests.support.harness import PARTITIONS, Place, publisher, until
 
 SUBSCRIBERS: Final = ("alerts_aiokafka", "alerts_faststream")
-LINES_MAX: Final = 40
+LINES_MAX: Final = 42
 
 
 def worker(worker_id: str) -> dict[str, Any]:
@@ -42,7 +43,7 @@ async def until_committed(place: Place, name: str, alerts: int) -> None:
     """Wait until a restart would start after this many alerts."""
 
     async def behind() -> bool:
-        found = await committed(place, place.prefix + name.replace("_", "-"))
+        found = await committed(place, place.prefix + SUBSCRIBER_GROUPS + name.replace("_", "-"))
         return sum(offset for (topic, _), offset in found.items() if topic == ALERT.name) >= alerts
 
     await until(behind, f"{name} has committed {alerts} alerts")
