@@ -138,6 +138,13 @@ def apps() -> dict[str, FastAPI]:
     }
 
 
+def test_a_document_is_made_once() -> None:
+    """Each would keep the event loop for a tenth of a second, and a reader may ask for hundreds."""
+    for service in ("provisioner", "weight-calculator", "lease-broker"):
+        app = apps()[service]
+        assert app.openapi() is app.openapi()
+
+
 def written(access: Any) -> str:
     """A declared access as in the table."""
     if isinstance(access, Open):

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -220,7 +220,7 @@ class Service:
         app.state.consumers = {consumer.topic.name: consumer for consumer in [*self.consumers, *viewers]}
         app.state.open_paths = access.open_paths(app)
         app.state.counted_of_workers = access.counted_of_workers(app)
-        app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]
+        app.openapi = cache(partial(openapi.document, app))  # type: ignore[method-assign]
         return app
 
     def _routes(self) -> list[BaseRoute]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import httpx2
 import msgspec
@@ -12,7 +13,7 @@ from slipway_api.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_client.alerts import alertmanager, delivery, slack, webhook
 from slipway_client.alerts.delivery import TRIES, Change, Delivery, Problem, Sink, idempotency_key
 from slipway_client.alerts.forward import is_news
-from slipway_client.alerts.main import main, send
+from slipway_client.alerts.main import AlertsSettings, main, send, sinks
 
 NOW = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
 OPEN = AlertRaised(
@@ -109,12 +110,46 @@ def test_a_repetition_is_news_to_a_sink_that_was_down(alert: Alert, before: Aler
 def test_an_address_without_a_scheme_is_refused_at_the_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be a secret, and is not quoted."""
     monkeypatch.setenv("SLIPWAY_KAFKA", "127.0.0.1:1")
+    monkeypatch.setenv("SLIPWAY_SECRETS_IN_ENVIRONMENT", "yes")
     monkeypatch.setenv(f"SLIPWAY_ALERTS_{name}_URL", "sink/secret")
     with pytest.raises(SystemExit) as refused:
         main()
     assert refused.value.code == (
         f"SLIPWAY_ALERTS_{name}_URL has no scheme; begin the address with http:// or https://"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "url"), [("SLACK", "https://hooks.example/secret"), ("WEBHOOK", "https://u:secret@pager.example/")]
+)
+def test_a_secret_address_is_no_variable(
+    name: str, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLIPWAY_KAFKA", "127.0.0.1:1")
+    monkeypatch.setenv(f"SLIPWAY_ALERTS_{name}_URL", url)
+    with pytest.raises(SystemExit):
+        main()
+    printed = capsys.readouterr().err
+    assert f"SLIPWAY_ALERTS_{name}_URL holds a secret" in printed
+    assert url not in printed
+
+
+async def test_an_address_in_a_file_is_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked, file = list[str](), tmp_path / "slack"
+    file.write_text("http://first/x\n")
+    monkeypatch.setenv("SLIPWAY_ALERTS_SLACK_URL_FILE", str(file))
+    settings = AlertsSettings(kafka="127.0.0.1:1")
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(str(request.url))
+        return httpx2.Response(200)
+
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer)) as http:
+        (sink,) = sinks(settings, http)
+        assert await sink.send({}, "k") is None
+        file.write_text("http://second/x\n")
+        assert await sink.send({}, "k") is None
+    assert asked == ["http://first/x", "http://second/x"]
 
 
 async def test_a_sink_that_does_not_answer() -> None:

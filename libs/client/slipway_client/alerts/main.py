@@ -4,14 +4,14 @@ import asyncio
 import signal
 import sys
 from functools import partial
-from typing import Final
+from typing import Annotated, Final
 
 import httpx2
 
 from slipway_client.alerts import alertmanager, slack, webhook
 from slipway_client.alerts.delivery import Body, Problem, Sink
 from slipway_client.alerts.forward import Forwarding
-from slipway_common.base.settings import from_environment, variable_of
+from slipway_common.base.settings import Secret, current_value, from_environment, has_password, variable_of
 from slipway_common.messaging.clients import KafkaSettings
 from slipway_common.observability import telemetry
 
@@ -27,13 +27,14 @@ SINKS: Final = ("alerts_webhook_url", "alerts_alertmanager_url", "alerts_slack_u
 
 
 class AlertsSettings(KafkaSettings):
-    """Settings of `slipway-alerts`. Addresses of sinks may be secrets: each may be in a file."""
+    """Settings of `slipway-alerts`. An address that is a secret, as Slack's, or has a password comes from a file, which
+    is read again when it changes."""
 
     topic_prefix: str = ""
-    alerts_webhook_url: str = ""
-    alerts_alertmanager_url: str = ""
+    alerts_webhook_url: Annotated[str, Secret(has_password)] = ""
+    alerts_alertmanager_url: Annotated[str, Secret(has_password)] = ""
     """Address of Alertmanager, without the path of its API."""
-    alerts_slack_url: str = ""
+    alerts_slack_url: Annotated[str, Secret()] = ""
     alerts_refresh_seconds: float = 60.0
     """Interval at which open alerts are sent to Alertmanager again."""
 
@@ -42,17 +43,24 @@ def sinks(settings: AlertsSettings, http: httpx2.AsyncClient) -> list[Sink]:
     """The sinks whose addresses are set."""
     every = settings.alerts_refresh_seconds
     to_alertmanager = partial(alertmanager.body, refresh_seconds=every)
-    base = settings.alerts_alertmanager_url.rstrip("/")
-    found: list[tuple[str, str, Body, float | None]] = [
-        (settings.alerts_webhook_url, "webhook", webhook.body, None),
-        (base and base + alertmanager.PATH, "alertmanager", to_alertmanager, every),
-        (settings.alerts_slack_url, "slack", slack.body, None),
+    found: list[tuple[str, str, str, Body, float | None]] = [
+        ("webhook", "alerts_webhook_url", "", webhook.body, None),
+        ("alertmanager", "alerts_alertmanager_url", alertmanager.PATH, to_alertmanager, every),
+        ("slack", "alerts_slack_url", "", slack.body, None),
     ]
     return [
-        Sink(name=name, body=body, send=partial(send, http, url), refresh_seconds=refresh)
-        for url, name, body, refresh in found
-        if url
+        Sink(name=name, body=body, send=partial(_send, http, setting, at_start, path), refresh_seconds=refresh)
+        for name, setting, path, body, refresh in found
+        if (at_start := getattr(settings, setting))
     ]
+
+
+async def _send(
+    http: httpx2.AsyncClient, setting: str, at_start: str, path: str, body: object, key: str
+) -> Problem | None:
+    """Send a body to the address that the file of a setting has now."""
+    url = current_value(setting, at_start)
+    return await send(http, url.rstrip("/") + path if path else url, body, key)
 
 
 async def send(http: httpx2.AsyncClient, url: str, body: object, key: str) -> Problem | None:
