@@ -32,6 +32,7 @@ SECONDS: Final = 20.0
 CLIENTS: Final = 32
 LANES: Final = 4  # lease pools of one unit whose handovers are measured at the same time
 HELD: Final = 7_500
+# More than are granted at once, so that each request of each pool waits and is announced once.
 WAITING: Final = (1_000, 20_000, 50_000)
 FREE: Final = 400  # units in addition to those that are held
 WORKING: Final = 100  # units of the pools with waiters

@@ -12,7 +12,7 @@
 #   - with a client certificate its subject, such as "User:CN=provisioner,O=Example", or what the broker's
 #     ssl.principal.mapping.rules make of it: RULE:^CN=([^,]+).*$/$1/ makes "User:provisioner";
 #   - with OAUTHBEARER the claim `sub` of the token, or the one of the broker's sasl.oauthbearer.sub.claim.name.
-# Names of subscribers' consumer groups have to begin with PREFIXsubscriber. and that dot.
+# Names of subscribers' consumer groups have to begin with PREFIXsubscriber. (with the dot).
 # kafka-acls.sh has to be on the PATH. The broker needs an authorizer that denies everything else.
 set -eu
 bootstrap=${1:?"usage: acls.sh BOOTSTRAP [PREFIX [COMMAND-CONFIG]]"} prefix=${2:-} config=${3:-}

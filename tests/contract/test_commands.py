@@ -239,7 +239,7 @@ async def test_an_export_of_what_nobody_owns(deployment: Deployment) -> None:
 
 
 async def test_an_export_of_a_newer_deployment(deployment: Deployment) -> None:
-    """What this version does not know is kept as it was declared, wherever it is: a backup is of all."""
+    """Unknown fields and sections are kept as they were declared, at any depth: a backup has to be complete."""
     await deployment.confirmed("apply", deployment.file(declared("zone-a") | {"lease_pools": LIMITS}))
     answers, newer, newer_services = dict[str, Any](), {"invented": {"by": ["a later version"]}}, FastAPI()
     async with httpx2.AsyncClient(headers={"Authorization": "Bearer secret of root"}) as client:

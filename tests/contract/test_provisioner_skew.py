@@ -102,7 +102,7 @@ def test_no_answer_is_closed() -> None:
 
 
 def test_reports_have_no_parameters() -> None:
-    """What a later worker, holder or monitor tells is a field, which is ignored; a parameter would be refused."""
+    """A later worker, holder or monitor adds fields, which are ignored; a parameter would be refused."""
     reports, parameters = set[str](), set[str]()
     for name, app in apps().items():
         paths = app.openapi()["paths"]

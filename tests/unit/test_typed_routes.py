@@ -153,7 +153,7 @@ async def test_unknown_fields_of_a_report_are_counted(client: httpx2.AsyncClient
 
 
 async def test_a_report_is_small(client: httpx2.AsyncClient) -> None:
-    """Who registers has no token yet, and would otherwise have fields by the hundred thousand decoded and counted."""
+    """A registration has no token yet, and could otherwise have a hundred thousand fields decoded and counted."""
     body = {"state": "x", "parts": []} | {f"unknown-{number}": 0 for number in range(10_000)}
     answer = await client.post("/things/told", json=body)
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:slipway:problem:body-too-large")

@@ -24,6 +24,7 @@ from bench.leases.bench.handover import Handover
 from bench.leases.bench.kafka_client import KafkaClient, connect, release, request
 from bench.leases.bench.pairs import KafkaPool, Pairs, measured, over_http, pairs
 from bench.leases.bench.system import SERVICE, System, commits_per_second
+from bench.leases.side import FREE, LANES, WAITING, WORKING
 from bench.spread import Spread, spread
 from slipway_api.events.lease import LeaseGranted
 from slipway_common.base.clock import monotonic_seconds
@@ -36,14 +37,9 @@ from tests.support.harness import until
 SECONDS: Final = 20.0
 ROUNDS: Final = 3
 CLIENTS: Final = (1, 8, 32)
-LANES: Final = 4  # lease pools of one unit whose handovers are measured at the same time
 HELD: Final = (50, 7_500)
-# More than are granted at once, so that each request of each pool waits and is announced once.
-WAITING: Final = (1_000, 20_000, 50_000)
 CROWD: Final = 1_000
 """Lease pools with waiters beside the one that is measured, as many waiters as in the last of WAITING."""
-FREE: Final = 400  # units in addition to those that are held
-WORKING: Final = 100  # units of the pools with waiters
 RESTART_WAITERS: Final = 10_000
 DUE: Final = "SELECT count(*) FROM lease_pools WHERE dirty OR wake_at <= slipway_clock()"
 DECIDED_SECONDS: Final = 180.0

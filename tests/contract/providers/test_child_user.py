@@ -127,7 +127,7 @@ def test_a_link_of_a_module_names_no_file_of_the_service(tmp_path: Path) -> None
 
 
 def test_a_link_of_a_module_is_no_lock_file(tmp_path: Path) -> None:
-    """What was installed for a module belongs to the user of its commands, and is copied by the service."""
+    """The installed parts of a module belong to the user of its commands, and the service copies them."""
     user, secret, prepared = ChildUser.named(USER), tmp_path / "secret", tmp_path / "prepared"
     secret.write_text("the-key")
     (prepared / ".terraform").mkdir(parents=True)

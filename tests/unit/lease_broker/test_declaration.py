@@ -95,7 +95,7 @@ def test_a_pool_has_one_owner() -> None:
 #   declaration by a token for the owner a → what it may not change
 FOREIGN: Final = [
     (declaration(pool("mine")), None),
-    (declaration(pool("gone")), None),  # whoever declared it before
+    (declaration(pool("gone")), None),  # by any owner before
     (declaration(owners="b"), "the declaration belongs to b"),
     (declaration(pool("mine"), owners="ab"), "the declaration belongs to b"),
     (declaration(pool("mine"), pool("other"), adopt=True), "lease pool other belongs to b"),

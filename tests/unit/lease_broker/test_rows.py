@@ -451,7 +451,7 @@ BOUNDED: Final[list[tuple[Start, bool, Allowance, int, int]]] = [
 def test_a_start_counts_within_what_its_reporter_may_count(
     of: Start, has_request: bool, allowance: Allowance, counts: int, excess: int
 ) -> None:
-    """What goes beyond holds back its own tenant, until its hold ends."""
+    """Units above the allowance hold back their own tenant, until their hold ends."""
     requests = [msgspec.structs.replace(KNOWN, tenant="t", owner="ann")] if has_request else []
     ledger = ledger_of(*requests, pool=WEIGHTED)
     made = charged(ledger, of, allowance)

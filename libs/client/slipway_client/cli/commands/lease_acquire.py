@@ -291,8 +291,7 @@ def _log_capped_hold(requested_seconds: float | None, leases: "list[Lease]") -> 
 def _print(
     granted: "list[Lease] | Unleased", request_id: str, hold_seconds: float | None, output: str, *, members: int = 1
 ) -> None:
-    """Print leases, or that the caller may start without one: variables of another lease must not be taken for its
-    own."""
+    """Print leases, or that the caller may start without one. Variables of an earlier lease are unset then."""
     import shlex
 
     from slipway_client.leases.terms import handle
