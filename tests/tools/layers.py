@@ -6,8 +6,8 @@ most one is made of many processes: such a layer measures what it tests by the c
 layer of one process only. A layer's output is printed in one piece when it ends.
 
 A core layer that takes longer than a quarter above its budget fails, unless other programs used the processors, or the
-machine is slower than the one on which the budgets were measured: there is no factor by which starts of processes,
-commits and pure Python slow down alike.
+machine was slower during that layer than where the budgets were measured: there is no factor by which starts of
+processes, commits and pure Python slow down alike.
 """
 
 import os
@@ -15,10 +15,12 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from statistics import fmean
 from typing import Final, NamedTuple
 
 from tests.layers import CORE, LONG, PYTEST, Layer, asked_for
@@ -31,10 +33,12 @@ OVER: Final = 1.25
 QUIET: Final = 0.1
 """Part of the processors that other programs may use while layers are judged by their budgets."""
 SLOWER: Final = 1.1
-"""Time of the yardstick, as a multiple of its time where the budgets were measured, above which none is judged."""
-YARDSTICK: Final = (sys.executable, "-I", "-S", "-c", "sum(n * n for n in range(10_000_000))")
-YARDSTICK_SECONDS: Final = 0.9
-"""Time of the yardstick on each of two processors at once, where the budgets were measured."""
+"""Mean time of the yardstick during a layer, as a multiple of its time where the budgets were measured, above which the
+layer is not judged."""
+YARDSTICK_NUMBERS: Final = 500_000
+YARDSTICK_SECONDS: Final = 0.03
+"""Processor time of the yardstick where the budgets were measured."""
+YARDSTICK_EVERY_SECONDS: Final = 2.0
 LAYERS: Final = CORE | LONG
 ARGUMENTS_OF_OTHERS: Final = (
     "SEED",
@@ -53,23 +57,46 @@ ARGUMENTS_OF_OTHERS: Final = (
 
 
 class End(NamedTuple):
-    """How a layer ended: "ok", "FAILED", "NO TESTS" or "SLOW"; its time in seconds; its output."""
+    """How a layer ended: "ok", "FAILED", "NO TESTS" or "SLOW"; its time in seconds; its output; how long a yardstick
+    took meanwhile, as a multiple of its time where the budgets were measured."""
 
     name: str
     verdict: str
     seconds: float
     output: bytes
+    slowness: float = 1.0
 
     def line(self) -> str:
         budget = LAYERS[self.name].budget_seconds
-        over = f" (budget {budget:g} s)" if self.seconds > budget else ""
+        slower = f", on a machine {self.slowness:.2f} × as slow" if self.slowness > SLOWER else ""
+        over = f" (budget {budget:g} s{slower})" if self.seconds > budget else ""
         return f"  {self.name:<20}{self.seconds:6.1f} s  {self.verdict}{over}"
 
     def last_lines(self) -> list[str]:
         return self.output.decode(errors="replace").splitlines()[-LINES_REPEATED:]
 
 
-def run(name: str) -> End:
+class Yardstick:
+    """Processor time of a fixed piece of work, again and again while layers run: the host of a virtual machine may slow
+    it down by half for seconds or minutes."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[float, float]] = []
+        threading.Thread(target=self._measure, daemon=True).start()
+
+    def _measure(self) -> None:
+        while True:
+            began = time.thread_time()
+            sum(n * n for n in range(YARDSTICK_NUMBERS))
+            self._taken.append((time.monotonic(), time.thread_time() - began))
+            time.sleep(YARDSTICK_EVERY_SECONDS)
+
+    def slowness_since(self, begin: float) -> float:
+        """Mean since a time of `time.monotonic`, as a multiple of what it is where the budgets were measured."""
+        return fmean([taken for at, taken in self._taken if at >= begin] or [YARDSTICK_SECONDS]) / YARDSTICK_SECONDS
+
+
+def run(name: str, yardstick: Yardstick) -> End:
     """Run one layer to its end."""
     layer, begin = LAYERS[name], time.monotonic()
     environment = {key: value for key, value in os.environ.items() if key not in ARGUMENTS_OF_OTHERS}
@@ -79,18 +106,18 @@ def run(name: str) -> End:
         text = output.read()
     empty = code == NO_TESTS_COLLECTED and layer.command[: len(PYTEST)] == PYTEST
     verdict = "NO TESTS" if empty else "ok" if code == 0 else "FAILED"
-    return End(name, verdict, time.monotonic() - begin, text)
+    return End(name, verdict, time.monotonic() - begin, text, yardstick.slowness_since(begin))
 
 
 def run_all(names: Sequence[str]) -> list[End]:
     """Run layers two at a time, as `startable` says; print each when it ends."""
-    waiting, ends = list(names), []
+    waiting, ends, yardstick = list(names), [], Yardstick()
     with ThreadPoolExecutor(AT_A_TIME) as lanes:
         running: dict[Future[End], str] = {}
         while waiting or running:
             while len(running) < AT_A_TIME and (name := startable(waiting, list(running.values()))):
                 waiting.remove(name)
-                running[lanes.submit(run, name)] = name
+                running[lanes.submit(run, name, yardstick)] = name
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 del running[future]
@@ -110,26 +137,20 @@ def startable(waiting: Sequence[str], running: Sequence[str], layers: Mapping[st
     return next((name for name in wanted if layers[name].many), wanted[0] if wanted else None)
 
 
-def judged(ends: Sequence[End], foreign: float, slowness: float = 1.0) -> list[End]:
-    """The ends, with core layers far over their budgets as SLOW; not where others used the processors, or on a slower
-    machine. `slowness`: time of a yardstick here, as a multiple of its time where the budgets were measured."""
-    if foreign > QUIET or slowness > SLOWER:
+def judged(ends: Sequence[End], foreign: float) -> list[End]:
+    """The ends, with core layers far over their budgets as SLOW; none where others used the processors, nor one during
+    which the machine was slower."""
+    if foreign > QUIET:
         return list(ends)
     return [
         end._replace(verdict="SLOW")
-        if end.verdict == "ok" and end.name in CORE and end.seconds > OVER * CORE[end.name].budget_seconds
+        if end.verdict == "ok"
+        and end.name in CORE
+        and end.slowness <= SLOWER
+        and end.seconds > OVER * CORE[end.name].budget_seconds
         else end
         for end in ends
     ]
-
-
-def measured_slowness() -> float:
-    """Time of the yardstick on all lanes at once, as a multiple of its time where the budgets were measured."""
-    began = time.monotonic()
-    running = [subprocess.Popen(YARDSTICK) for _ in range(AT_A_TIME)]
-    for process in running:
-        process.wait()
-    return (time.monotonic() - began) / YARDSTICK_SECONDS
 
 
 class Processors:
@@ -184,11 +205,10 @@ def _changed_since(commit: str) -> list[str]:
 
 def main(names: Sequence[str]) -> int:
     begin, wanted = time.monotonic(), chosen(names, os.environ)
-    slowness, processors = measured_slowness(), Processors()
+    processors = Processors()
     ends = run_all(wanted)
     foreign = processors.foreign()
-    slowness = max(slowness, measured_slowness())
-    ends = judged(ends, foreign, slowness)
+    ends = judged(ends, foreign)
     failed = any(end.verdict != "ok" for end in ends)
     for end in ends:
         if end.verdict not in {"ok", "SLOW"}:  # otherwise the failure is hundreds of lines above the end
@@ -196,8 +216,6 @@ def main(names: Sequence[str]) -> int:
     print("── summary ──", *(end.line() for end in sorted(ends, key=lambda end: wanted.index(end.name))), sep="\n")
     if foreign > QUIET:
         print(f"  others used {foreign:.0%} of the processors: no layer is judged by its budget")
-    elif slowness > SLOWER:
-        print(f"  this machine takes {slowness:.2f} × as long for a yardstick: no layer is judged by its budget")
     print(f"  {'total':<20}{time.monotonic() - begin:6.1f} s  {'FAILED' if failed else 'ok'}")
     return 1 if failed else 0
 
