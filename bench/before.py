@@ -1,11 +1,10 @@
 """`make bench-before BEFORE=COMMIT ONLY=weights,leases`: compare benchmarks of this tree with an earlier commit.
 
-The commit is checked out into a temporary folder with a virtual environment of its own. In each of ROUNDS rounds both
-trees run their own `bench-weights` (or `events`, `http`, `commands`; `registrations` and `reports` are parts of
-`http`), in the order before, after, after, before, so that a machine that becomes slower affects both alike. A commit
-without the benchmark runs that of this tree. For `leases` both trees run at once, with one broker each, and this tree's
-code measures them in turns, a figure of a few seconds each: a run of minutes differed by a third from the next of the
-same tree. What an idle broker costs is part of the other's figures.
+The commit is checked out into a temporary folder with a virtual environment of its own. Both trees then run a benchmark
+at once, each with servers of its own, and this tree's code measures them in turns, a figure of seconds each, in ROUNDS
+rounds, in the order before, after, after, before: a run of minutes differed by a third from the next of the same tree,
+as a machine may become slower by half for seconds. What an idle system costs is part of the other's figures.
+`registrations` and `reports` are parts of `http`.
 Prints the figures of each round, then the median of each ratio after ÷ before; exits with 1 if the median of a
 throughput is below 0.95 or that of a p50 above 1.05. SECONDS is passed on to the benchmarks. KEEP=1 writes
 bench/results/before-weights.txt.
@@ -13,7 +12,6 @@ bench/results/before-weights.txt.
 
 import contextlib
 import os
-import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -23,7 +21,7 @@ from typing import Final
 
 from bench import committed
 from bench.claims import report as report_claims
-from bench.leases.side import FIGURES as LEASES
+from bench.side import BENCHMARKS
 from bench.sides import Figure, started
 from slipway_local.servers.child import Child
 from slipway_local.servers.supervisor import Supervisor, run
@@ -37,55 +35,19 @@ LEFT_OUT: Final = frozenset({"BEFORE", "ONLY", "ROUNDS", "KEEP", "MAKEFLAGS", "M
 RATE_CLAIM: Final = 0.95
 P50_CLAIM: Final = 1.05
 
-# Printed lines of the benchmarks, which are the same in trees whose modules have other names. A pattern with a second
-# group is a latency: p50 and p99. Others are throughputs, of which the median is printed between minimum and maximum.
-RATE: Final = r"\S+ / (\S+) / \S+"
-LATENCY: Final = r"p50 (\S+) ms, p99 (\S+) ms"
-FIGURES: Final = {
-    "weights": {
-        "fold": rf"^fold +{RATE} events/s",
-        "replay of 200 configs": rf"^replay +{RATE} events/s .*, 200 configs",
-        "replay of 10,000 configs": rf"^replay +{RATE} events/s .*, 10000 configs",
-        "outcome → weight": rf"outcome → weight {LATENCY}",
-    },
-    "events": {
-        "replay": rf"^replay +{RATE} events/s into rows",
-        "event → next event": rf"next event read {LATENCY}",
-    },
-    "http": {
-        name: rf"^{name} +{RATE} requests/s"
-        for name in (
-            "list of 1,000 workers",
-            "one pool",
-            "report of demand",
-            "claim and its end",
-            "registration",
-            "acquire and release",
-        )
-    },
-    "commands": {
-        name: rf"^{name} +user {LATENCY}" for name in ("slipway --help", "slipway pool ls", "slipway lease run")
-    },
-}
-# Benchmarks whose sides run at once, and are asked for one figure after another.
-SIDES: Final = {"leases": ("bench.leases.side", LEASES)}
-NAMES: Final = {name: tuple(of) for name, of in FIGURES.items()} | {name: of for name, (_, of) in SIDES.items()}
 # Parts of a benchmark: its name, and those of their figures.
 PARTS: Final = {
     "registrations": ("http", ("registration",)),
     "reports": ("http", ("report of demand", "claim and its end")),
 }
-MODULES: Final = {
-    "weights": "bench.weights",
-    "events": "bench.events",
-    "http": "bench.http",
-    "commands": "bench.commands",
-}
 # Modules that use no more of a tree than its routes and events: lent to one that has none with this text, or to each,
 # so that both are measured in the same way.
-LENT: Final = {"bench/http.py": "", "bench/commands.py": "", "tests/support/folders.py": "def disk_folder"}
+LENT: Final = {"tests/support/folders.py": "def disk_folder"}
 LENT_TO_ALL: Final = (
     "bench/sides.py",
+    "bench/side.py",
+    "bench/commands.py",
+    "bench/http.py",
     "bench/leases/side.py",
     "bench/leases/bench/pairs.py",
     "bench/leases/bench/handover.py",
@@ -141,28 +103,16 @@ Rounds = AsyncIterator[Mapping[str, Figures]]
 
 
 class Incomplete(Exception):
-    """A benchmark ended without a figure."""
+    """A figure is 0."""
 
 
 def chosen(only: str) -> dict[str, list[str]]:
     """Benchmarks that ONLY names, with the names of their figures. Raises KeyError for one that is none."""
     found: dict[str, list[str]] = {}
     for name in only.split(","):
-        benchmark, wanted = PARTS.get(name) or (name, NAMES[name])
+        benchmark, wanted = PARTS.get(name) or (name, BENCHMARKS[name].figures)
         known = found.setdefault(benchmark, [])
         known += [figure for figure in wanted if figure not in known]
-    return found
-
-
-def figures(benchmark: str, printed: str, wanted: Collection[str] | None = None) -> dict[str, Figure]:
-    """Figures of one run, those that are `wanted` or all. Raises Incomplete."""
-    found = {}
-    for name, pattern in FIGURES[benchmark].items():
-        if wanted is not None and name not in wanted:
-            continue
-        if (match := re.search(pattern, printed, re.MULTILINE)) is None:
-            raise Incomplete(f"no figure {name!r} in:\n{printed[-2_000:]}")
-        found[name] = counted(name, Figure(*map(float, match.groups())))
     return found
 
 
@@ -171,10 +121,6 @@ def counted(name: str, figure: Figure) -> Figure:
     if not figure.value:
         raise Incomplete(f"{name!r} is 0: SECONDS is too short for this machine")
     return figure
-
-
-def text(log: Path) -> str:
-    return log.read_text(errors="replace")
 
 
 def compared(before: Figures, after: Figures) -> list[str]:
@@ -242,23 +188,13 @@ def order(number: int) -> tuple[str, str]:
     return ("before", "after") if number % 2 == 0 else ("after", "before")
 
 
-async def one_by_one(trees: Trees, benchmark: str, wanted: Collection[str], number: int, logs: Path) -> Rounds:
-    """Rounds of a benchmark that each tree runs whole. Raises Incomplete."""
-    for n in range(number):
-        found = {}
-        for name in order(n):
-            log = logs / f"{n}-{name}-{benchmark}.log"
-            await called(trees[name], (python(trees[name]), "-m", MODULES[benchmark]), log)
-            found[name] = figures(benchmark, text(log), wanted)
-        yield found
-
-
-async def in_turns(trees: Trees, benchmark: str, wanted: Collection[str], number: int, _: Path) -> Rounds:
+async def in_turns(trees: Trees, benchmark: str, wanted: Collection[str], number: int) -> Rounds:
     """Rounds of a benchmark whose sides run at once, and measure one figure after another. Raises Incomplete."""
-    module, _names = SIDES[benchmark]
     async with contextlib.AsyncExitStack() as stack:
         sides = {
-            name: await stack.enter_async_context(started(module, python=python(tree), tree=tree))
+            name: await stack.enter_async_context(
+                started("bench.side", benchmark, python=python(tree), tree=tree, ROUNDS=str(number))
+            )
             for name, tree in trees.items()
         }
         for side in sides.values():
@@ -279,8 +215,8 @@ async def measure(_: Supervisor) -> int:
     """Run and print all rounds, then check the median ratios."""
     commit, only = os.environ.get("BEFORE", ""), os.environ.get("ONLY", "")
     number = int(os.environ.get("ROUNDS", ROUNDS))
-    if not commit or not set(only.split(",")) <= {*NAMES, *PARTS} or number < 1:
-        known = ",".join((*NAMES, *PARTS))
+    if not commit or not set(only.split(",")) <= {*BENCHMARKS, *PARTS} or number < 1:
+        known = ",".join((*BENCHMARKS, *PARTS))
         print(f"expected BEFORE=COMMIT, ONLY= some of {known}, and ROUNDS of at least 1", file=sys.stderr)
         return 2
     with disk_folder("slipway-before-") as folder:
@@ -294,10 +230,9 @@ async def measure(_: Supervisor) -> int:
         await called(trees["before"], ("make", "--no-print-directory", "setup"), folder / "setup.log")
         judged: dict[str, bool] = {}
         for benchmark, wanted in chosen(only).items():
-            run_rounds = in_turns if benchmark in SIDES else one_by_one
             rounds = []
             try:
-                async for found in run_rounds(trees, benchmark, wanted, number, folder):
+                async for found in in_turns(trees, benchmark, wanted, number):
                     rounds.append((found["before"], found["after"]))
                     shown = [f"{benchmark}, round {len(rounds)}, {' and '.join(found)}", *compared(*rounds[-1])]
                     print(*shown, sep="\n", flush=True)

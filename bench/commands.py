@@ -10,7 +10,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -55,19 +56,18 @@ def measured(environment: Mapping[str, str], seconds: float) -> dict[str, list[f
     return found
 
 
-async def measure(supervisor: Supervisor) -> int:
-    """Run all measurements on a new deployment."""
-    seconds = float(os.environ.get("SECONDS", SECONDS))
+@asynccontextmanager
+async def deployed(supervisor: Supervisor) -> AsyncIterator[dict[str, str]]:
+    """A new deployment of one pool; the environment of its commands."""
     with disk_folder("slipway-bench-") as folder:
         deployment = Deployment(supervisor, folder, speed=1.0, seconds={})
         try:
-            print("starting everything …", flush=True)
             await deployment.start()
             body = declaration()
             pools = {"documents": [{"owner": "bench", "lease_pools": body.pop("lease_pools")}]}
             await deployment.call("PUT", "lease-broker", "/lease-pools", pools)
             await deployment.call("PUT", "provisioner", "/declaration", body | {"metadata": {"owner": "bench"}})
-            environment = {
+            yield {
                 "PATH": os.environ["PATH"],
                 "XDG_STATE_HOME": str(folder / "state"),
                 "SLIPWAY_TOKEN": deployment.token,
@@ -76,11 +76,18 @@ async def measure(supervisor: Supervisor) -> int:
                     for service in ("provisioner", "weight-calculator", "lease-broker")
                 },
             }
-            print("commands …", flush=True)
-            found = await asyncio.to_thread(measured, environment, seconds)
         finally:
             await supervisor.stop()
             await deployment.remove()
+
+
+async def measure(supervisor: Supervisor) -> int:
+    """Run all measurements on a new deployment."""
+    seconds = float(os.environ.get("SECONDS", SECONDS))
+    print("starting everything …", flush=True)
+    async with deployed(supervisor) as environment:
+        print("commands …", flush=True)
+        found = await asyncio.to_thread(measured, environment, seconds)
     bare = percentile(found[BARE], 50)
     for name, values in found.items():
         p50 = percentile(values, 50)

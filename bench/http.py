@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import asyncpg
 import msgspec
@@ -41,7 +41,6 @@ PROVISIONER: Final = "provisioner"
 BROKER: Final = "lease-broker"
 BARE: Final = {PROVISIONER: "/livez", BROKER: "/livez of the broker"}
 UNLIMITED: Final = {"SLIPWAY_REQUESTS_PER_SECOND_MAX": "1000000"}  # all clients have one token
-REGISTRATION: Final = "registration"
 LIMIT: Final = 1_000_000
 LONG_SECONDS: Final = 100_000.0  # longer than the run: no machine boots or ends by itself
 TIMES: Final = dict.fromkeys(
@@ -70,6 +69,16 @@ _names = count()
 
 Send = Callable[[HttpClient, int], Awaitable[None]]
 """Sends one request as the client of this number."""
+
+
+class Work(NamedTuple):
+    """Requests of one kind: of which service, with the token of each client. `most` in one measurement, of which there
+    is a given number."""
+
+    service: str
+    tokens: Sequence[str]
+    send: Send
+    most: int | None = None
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,55 +217,64 @@ async def _launched(deployment: Deployment) -> list[tuple[str, str]]:
         await db.close()
 
 
+async def works(deployment: Deployment, launched: Sequence[tuple[str, str]], rounds: int) -> dict[str, Work]:
+    """Kinds of requests by name, each measured in so many rounds, with a few machines registered for them."""
+    registrations = iter(launched)
+    registered: list[tuple[str, str]] = []
+
+    async def register(client: HttpClient, _: int) -> None:
+        batch, instance = next(registrations)
+        secret = RegistrationKeys(deployment.registration_keys).secret(batch)
+        body = {"batch_id": batch, "secret": secret, "instance_id": instance}
+        answer = await call(client, "POST", "/workers/register", body)
+        registered.append((answer["worker_id"], answer["token"]))
+
+    async def claim(agent: HttpClient, number: int) -> None:
+        path = f"/workers/{registered[number][0]}"
+        task = {"task_id": f"task-{next(_names)}", "source": "bench"}
+        at = utc_now().isoformat()
+        await call(agent, "POST", f"{path}/claimed", {**task, "at": at})
+        await call(agent, "POST", f"{path}/idle", {**task, "claimed_at": at, "at": utc_now().isoformat()})
+
+    ours = [deployment.token] * CLIENTS
+    async with connected(deployment, PROVISIONER, ours) as clients:
+        for number, client in enumerate(clients):
+            await register(client, number)
+    agents = [token for _, token in registered]
+    return {
+        BARE[PROVISIONER]: Work(PROVISIONER, ours, live),
+        "list of 1,000 workers": Work(PROVISIONER, ours, requesting("GET", "/workers?limit=1000")),
+        "one pool": Work(PROVISIONER, ours, requesting("GET", f"/pools/{POOL}")),
+        "report of demand": Work(PROVISIONER, ours, requesting("PUT", f"/pools/{POOL}/demand", demand)),
+        "claim and its end": Work(PROVISIONER, agents, claim),
+        "registration": Work(PROVISIONER, ours, register, MACHINES // rounds - CLIENTS),
+        BARE[BROKER]: Work(BROKER, ours, live),
+        "acquire and release": Work(BROKER, ours, lease),
+    }
+
+
+async def measured(deployment: Deployment, work: Work, seconds: float) -> float:
+    """Requests per second of one kind."""
+    async with connected(deployment, work.service, work.tokens) as clients:
+        return await per_second(clients, work.send, seconds, work.most)
+
+
 async def measure(supervisor: Supervisor) -> int:
     """Run all measurements on a new deployment."""
     seconds = float(os.environ.get("SECONDS", SECONDS))
     before = os.getloadavg()[0]
     print(f"starting everything, and launching {MACHINES:,} machines …", flush=True)
     async with deployed(supervisor) as (deployment, launched):
-        registrations = iter(launched)
-        registered: list[tuple[str, str]] = []
-
-        async def register(client: HttpClient, _: int) -> None:
-            batch, instance = next(registrations)
-            secret = RegistrationKeys(deployment.registration_keys).secret(batch)
-            body = {"batch_id": batch, "secret": secret, "instance_id": instance}
-            answer = await call(client, "POST", "/workers/register", body)
-            registered.append((answer["worker_id"], answer["token"]))
-
-        async def claim(agent: HttpClient, number: int) -> None:
-            path = f"/workers/{registered[number][0]}"
-            task = {"task_id": f"task-{next(_names)}", "source": "bench"}
-            at = utc_now().isoformat()
-            await call(agent, "POST", f"{path}/claimed", {**task, "at": at})
-            await call(agent, "POST", f"{path}/idle", {**task, "claimed_at": at, "at": utc_now().isoformat()})
-
-        ours = [deployment.token] * CLIENTS
-        async with connected(deployment, PROVISIONER, ours) as clients:
-            for number, client in enumerate(clients):
-                await register(client, number)
-        agents = [token for _, token in registered]
-        works: dict[str, tuple[str, Sequence[str], Send]] = {
-            BARE[PROVISIONER]: (PROVISIONER, ours, live),
-            "list of 1,000 workers": (PROVISIONER, ours, requesting("GET", "/workers?limit=1000")),
-            "one pool": (PROVISIONER, ours, requesting("GET", f"/pools/{POOL}")),
-            "report of demand": (PROVISIONER, ours, requesting("PUT", f"/pools/{POOL}/demand", demand)),
-            "claim and its end": (PROVISIONER, agents, claim),
-            REGISTRATION: (PROVISIONER, ours, register),
-            BARE[BROKER]: (BROKER, ours, live),
-            "acquire and release": (BROKER, ours, lease),
-        }
+        known = await works(deployment, launched, ROUNDS)
         print("requests …", flush=True)
-        rates: dict[str, list[float]] = {name: [] for name in works}
+        rates: dict[str, list[float]] = {name: [] for name in known}
         for _ in range(ROUNDS):
-            for name, (service, tokens, send) in works.items():
-                # Of machines there is a given number, of seconds one for all others.
-                most = MACHINES // ROUNDS - CLIENTS if name == REGISTRATION else None
-                async with connected(deployment, service, tokens) as clients:
-                    rates[name].append(await per_second(clients, send, seconds / ROUNDS / len(works), most))
-        bare = {name: BARE[service] for name, (service, _, _) in works.items()}
+            for name, work in known.items():
+                rates[name].append(await measured(deployment, work, seconds / ROUNDS / len(known)))
     results = Results(
-        command=f"make bench-http SECONDS={seconds:g}", on=surroundings(before), rates=_rates(rates, bare)
+        command=f"make bench-http SECONDS={seconds:g}",
+        on=surroundings(before),
+        rates=_rates(rates, {name: BARE[work.service] for name, work in known.items()}),
     )
     committed.write_json(os.environ, "http.json", results)
     return report(results)

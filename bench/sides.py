@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -26,6 +26,18 @@ class Figure(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.value:,.0f}/s" if self.p99 is None else f"p50 {self.value:g} ms, p99 {self.p99:g} ms"
+
+
+Measure = Callable[[str], Awaitable[Figure]]
+"""Measures the figure of a name for a moment."""
+
+
+async def answer(measure: Measure) -> None:
+    """Answer with the figure of each name on the standard input, until it ends."""
+    print(READY, flush=True)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        figure = await measure(msgspec.json.decode(line, type=str))
+        print(msgspec.json.encode(figure).decode(), flush=True)
 
 
 class Side:
@@ -57,14 +69,15 @@ class Side:
 
 @contextlib.asynccontextmanager
 async def started(
-    module: str, *arguments: str, python: str = sys.executable, tree: Path | None = None
+    module: str, *arguments: str, python: str = sys.executable, tree: Path | None = None, **variables: str
 ) -> AsyncIterator[Side]:
-    """A side in a process of its own, without settings of this environment; of another tree by its own `python`. It
-    ends with its input."""
+    """A side in a process of its own, without settings of this environment but with `variables`; of another tree by its
+    own `python`. It ends with its input."""
     process = await asyncio.create_subprocess_exec(
         *(python, "-m", module, *arguments),
         cwd=tree,
-        env={name: value for name, value in os.environ.items() if not name.startswith(("SLIPWAY_", "AWS_"))},
+        env={name: value for name, value in os.environ.items() if not name.startswith(("SLIPWAY_", "AWS_"))}
+        | variables,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=LINE_BYTES_MAX,

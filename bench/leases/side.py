@@ -1,34 +1,24 @@
-"""`python -m bench.leases.side`: a lease-broker that `make bench-before` compares with that of another tree, in turns.
-
-Has 7,500 leases held and 71,000 requests waiting. For each name of FIGURES on its standard input, a line of JSON, it
-measures for a moment, and answers with pairs per second, or with milliseconds of handovers, p50 and p99.
-"""
+"""A lease-broker of a benchmark in turns: 7,500 leases are held and 71,000 requests wait."""
 
 import asyncio
 import gc
-import logging
-import os
-import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
-
-import msgspec
-import structlog
 
 from bench.leases.bench import handover, prefill
 from bench.leases.bench.kafka_client import KafkaClient, connect
 from bench.leases.bench.pairs import KafkaPool, Work, measured, over_http
 from bench.leases.bench.system import System
-from bench.sides import READY, Figure
+from bench.sides import Figure, Measure
 from bench.spread import percentile
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.postgres import EmbeddedPostgres
-from slipway_local.servers.supervisor import Supervisor, run
+from slipway_local.servers.supervisor import Supervisor
 from tests.support.folders import disk_folder
 from tests.support.harness import until
 
-SECONDS: Final = 20.0
 CLIENTS: Final = 32
 LANES: Final = 4  # lease pools of one unit whose handovers are measured at the same time
 HELD: Final = 7_500
@@ -90,9 +80,9 @@ def figures(system: System, client: KafkaClient, seconds: float) -> list[Callabl
     ]
 
 
-async def serve(supervisor: Supervisor) -> int:
-    """Answer until the input ends."""
-    seconds = float(os.environ.get("SECONDS", SECONDS))
+@asynccontextmanager
+async def of_a_broker(supervisor: Supervisor, seconds: float) -> AsyncIterator[Measure]:
+    """Pairs per second, or milliseconds of handovers, of a lease-broker that has been filled."""
     with disk_folder("slipway-bench-") as folder:
         kafka, server = EmbeddedKafka(folder / "kafka"), EmbeddedPostgres(folder / "postgres")
         await supervisor.start(kafka, server)
@@ -103,16 +93,6 @@ async def serve(supervisor: Supervisor) -> int:
         async with connect(kafka.bootstrap) as client:
             measurements = dict(zip(FIGURES, figures(system, client, seconds), strict=True))
             await fill(system)
-            print(READY, flush=True)
-            while line := await asyncio.to_thread(sys.stdin.readline):
-                figure = await measurements[msgspec.json.decode(line, type=str)]()
-                print(msgspec.json.encode(figure).decode(), flush=True)
+            yield lambda name: measurements[name]()
         await system.database.close()
         await supervisor.stop()
-    return 0
-
-
-if __name__ == "__main__":
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a new broker first answers with retriable errors
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    sys.exit(run(serve))
