@@ -154,7 +154,6 @@ class Draft:
             self.rows[config.key] = new_row(self.policy(config), config.declared.revision, at)
         # A shared key may have been waiting for a config to probe it, or its pool may no longer be tripped as a whole.
         self.touched.add(config.key)
-        self.touched.update(key for key in config.keys[1:] if self.row(key) is not None)
 
     def remove_config(self, config: Config, keys: Iterable[Key]) -> None:
         """Remove a config from these keys; a shared row without members is deleted."""
