@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slipway_api.events.lease import LeaseReleaseRequested
@@ -59,6 +59,7 @@ def test_the_adapter_is_believed(reporter: str, held: dict[str, int]) -> None:
 
 
 @given(HELD)
+@example({"a": 1})
 def test_at_most_two_reporters_hold_half(held: dict[str, int]) -> None:
     """Of nothing held nobody does."""
     major = [name for name in held if is_major(name, held)]

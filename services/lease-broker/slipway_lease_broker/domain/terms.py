@@ -76,6 +76,3 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     def operation(self, name: str) -> Operation:
         return self.operations.get(name, ANY_OPERATION)
-
-    def weight(self, tenant: str) -> float:
-        return self.tenants.get(tenant, 1.0)
