@@ -28,7 +28,7 @@ from tests.support.worlds import (
 
 NAMED: Final = image_key("aws/linux-1")
 OTHER: Final = image_key("simulated/linux-1")
-A, B = config("a"), config("b")
+A, B, C = config("a"), config("b"), config("c")
 
 
 def under(c: LaunchConfigState, key: Key = NAMED) -> LaunchConfigState:
@@ -168,7 +168,7 @@ def test_what_is_counted_for_boots_of_others_stays_behind() -> None:
 
 def test_a_slow_boot_ends_under_the_outages_of_its_new_key() -> None:
     """Those that the key has had when it comes, and its config those of its own."""
-    story = Story(A, B)
+    story = Story(A, B, C)
     story.fold(-1000, *known_boots(A))
     with_boots(story, IMAGE, outages=1)
     story.fold(0, launched(A, "a1"))
@@ -178,18 +178,23 @@ def test_a_slow_boot_ends_under_the_outages_of_its_new_key() -> None:
     assert (story.world.boots["a1"].slow, story.row(IMAGE).boot.boots.slow) == ((1, 0), 1)
     story.declare(under(A), 142)
     assert (story.world.boots["a1"].slow, story.row(NAMED).boot.boots.slow) == ((2, 0), 1)
+    assert story.row(IMAGE).boot.boots.slow == 0
     story.fold(143, registered(A, "a1", seconds=143.0))
     assert (story.row(NAMED).boot.boots.slow, story.row(NAMED).boot.boots.hung) == (0, 0)
 
 
 def test_overdue_starts_go_along() -> None:
-    """And count no more under the former key, whose windows are those of the starts that stay."""
-    story = Story(A, B)
+    """And count no more under the former key, whose windows are those of the starts that stay. A config that has none
+    takes none along."""
+    story = Story(A, B, C)
     story.fold(-9000, *known_boots(A, *[100.0] * POLICY.boot_samples))
     story.fold(0, launched(A, "a1"))
     story.fold(1, launched(B, "b1"))
     story.advance_to(100)
     assert len(story.row(IMAGE).overdue) == 2
+    story.declare(under(C), 109)
+    row = story.row(NAMED)
+    assert (row.overdue, row.boot.boots.overdue, row.boot.window) == ((), 0, size(row.boot.boots, POLICY))
     story.declare(under(A), 110)
     for key, overdue in ((NAMED, (T0,)), (IMAGE, (T0 + 1,))):
         row = story.row(key)

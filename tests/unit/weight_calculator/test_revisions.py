@@ -136,11 +136,13 @@ def test_a_signal_on_a_name_reaches_all_its_revisions() -> None:
     ],
 )
 def test_a_signal_reaches_a_later_revision_of_the_name_that_it_is_about(target: tuple[str, str], reached: bool) -> None:
-    """A launch config that is down stays down when its image changes; a new launch config is not reached."""
+    """A launch config that is down stays down when its image changes; a new launch config is not reached, nor a
+    revision that is archived as it becomes known."""
     story = Story(FIRST)
     assert story.signal(signal_event("down", *target, ttl_seconds=60.0), rules=ALL) == ""
     story.declare(SECOND, 1)
     story.declare(config("new@1", zone="a"), 1)
+    story.declare(config("a@0", state="archived"), 1)
     assert down(story, "a@1", *(["a@2"] if reached else []))
     story.advance_to(60)
     story.declare(config("a@3"), 61)

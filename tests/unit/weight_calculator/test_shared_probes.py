@@ -175,15 +175,15 @@ EVERY: Final = POLICY.pool_probe_seconds
 
 @pytest.mark.parametrize(("waits", "gets"), [("a", "b"), ("b", "a")])
 def test_a_permit_that_waits_for_demand_blocks_no_other_config_of_a_tripped_pool(waits: str, gets: str) -> None:
+    """The one that would be probed first by its own delay comes first."""
     story = Story(A, B, policies=SLOW)
     story.trip_config(story.world.configs[waits].declared, 0)
-    story.trip_config(story.world.configs[gets].declared, 1)
-    first, second = ((id_, story.next_probe(capacity(id_))) for id_ in (waits, gets))
-    story.advance_to(1 + EVERY)
-    ready = {id_ for id_ in "ab" if story.row(id_).ready}
-    assert ready == {min(first, second, key=lambda each: each[1])[0]}  # which would be probed first
-    story.advance_to(1 + 2 * EVERY)
-    assert {id_ for id_ in "ab" if story.row(id_).ready} == {"a", "b"}
+    story.trip_config(story.world.configs[gets].declared, 400)
+    assert story.next_probe(capacity(waits)) < story.next_probe(capacity(gets))
+    story.advance_to(400 + EVERY)
+    assert {id_ for id_ in "ab" if story.row(id_).ready} == {waits}
+    story.advance_to(400 + 2 * EVERY)
+    assert {id_ for id_ in "ab" if story.row(id_).ready} == {waits, gets}
 
 
 def test_a_tripped_pool_probes_no_key_that_another_pool_has_just_probed() -> None:
