@@ -216,9 +216,11 @@ IMPLAUSIBLE = [
 
 @pytest.mark.parametrize(("number", "ours", "reason"), IMPLAUSIBLE)
 def test_implausible_listings(number: int, ours: bool, reason: str) -> None:
-    """An implausible listing has its reason."""
-    findings = found([listed(f"i{n}") for n in range(number)], [worker(f"i{n}") for n in range(5)], ours=ours)
-    assert findings.implausible == reason
+    """An implausible listing has its reason, in however many pages workers are read."""
+    for page in (2, 5):
+        workers = [worker(f"i{n}") for n in range(5)]
+        findings = found([listed(f"i{n}") for n in range(number)], workers, ours=ours, page=page)
+        assert findings.implausible == reason
 
 
 @given(
