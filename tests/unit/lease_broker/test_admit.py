@@ -215,7 +215,7 @@ def test_cost_is_units_times_weight(weight: int, units: int, whole: bool, expect
 
 
 def test_weight_0_is_not_blocked() -> None:
-    """Neither by a full pool, nor by pacing, nor by a Retry-After."""
+    """Neither by a full pool, nor by pacing, nor by a Retry-After; it starts before those past their maximum wait."""
     policy = Policy(pacing=Pacing(10), operations={"look": Operation(weight=0)})
     admission = round_(
         [waiter("i"), waiter("l", 3, operation="look")],
@@ -226,6 +226,10 @@ def test_weight_0_is_not_blocked() -> None:
     )
     assert started(admission) == [("l", 3)]
     assert admission.held == {"install": 5}
+    operations = {"look": Operation(weight=0), "destroy": Operation(max_wait_seconds=600)}
+    late = waiter("d", operation="destroy", since=700)
+    overdue = round_([late, waiter("l", operation="look")], policy=Policy(pacing="off", operations=operations))
+    assert started(overdue) == [("l", 1), ("d", 1)]
 
 
 #   held, waiting → started
@@ -247,7 +251,8 @@ def test_a_unit_that_weighs_more_than_the_limit_blocks_nothing() -> None:
     policy = Policy(pacing="off", operations={"heavy": Operation(weight=6)})
     admission = round_([waiter("heavy", 3, operation="heavy"), waiter("small")], policy=policy)
     assert (started(admission), list(admission.waiting)) == ([("small", 1)], ["heavy"])
-    assert round_([a, b, c], limit=0, per_queue=3).complete
+    many = round_([a, b, c], limit=0, per_queue=3)
+    assert (many.complete, many.hidden) == (True, set())
 
 
 def test_others_start_behind_many_that_can_never_start() -> None:
@@ -410,6 +415,9 @@ def test_nothing_waits_unless_enforced(mode: Mode) -> None:
     assert spared == [(None, ""), (240, "5 of 5 held"), (480, "its group starts it later")]
     early = round_([a, b, c], policy=Policy(mode=mode))
     assert [grant.spared_seconds for grant in early.grants] == [None, 30, 60]
+    full = round_([a], held={"install": 5}, policy=Policy(mode=mode, pacing=Pacing(600)), paces=paced(1000, 600))
+    assert [grant.spared_seconds for grant in full.grants] == [1000]
+    assert started(round_([waiter("parts", 7)], policy=Policy(pacing="off", mode=mode))) == [("parts", 5), ("parts", 2)]
     for most, spared_seconds in ((None, None), (60.0, 240.0)):  # without a maximum wait it would have waited forever
         terms = {"install": Operation(max_wait_seconds=most)}
         (never,) = round_(

@@ -8,7 +8,7 @@ import pytest
 
 from slipway_lease_broker.domain.adaptive import Adaptive
 from slipway_lease_broker.domain.limits import in_force
-from slipway_lease_broker.domain.paces import Paces, expected_wait, pacing_in_force, pacing_of
+from slipway_lease_broker.domain.paces import SHARED, Paces, expected_wait, pacing_in_force, pacing_of
 from slipway_lease_broker.domain.pacing import Pace, Pacing
 from slipway_lease_broker.domain.terms import Bounds, Operation, Policy
 from tests.support.lease_rows import NOW, POOL
@@ -29,6 +29,8 @@ def test_each_declared_operation_has_its_pacing_and_all_others_one() -> None:
         "default": Pacing(150),
         "operations": {"look": None, "install": Pacing(7), "launch": Pacing(150)},
     }
+    stopped = msgspec.structs.replace(POOL, paces={SHARED: Pace(until=at(9), interval_seconds=14)})
+    assert pacing_in_force(stopped, 0) == {"default": Pacing(14), "operations": {}}  # it goes on with that
 
 
 def test_an_adaptive_limit_in_force_is_paced_by_the_duration_of_leases() -> None:

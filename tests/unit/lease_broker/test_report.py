@@ -159,9 +159,18 @@ def test_the_same_past_under_other_terms(
 def test_a_request_for_more_than_the_limit_blocks_no_other() -> None:
     """It is reported separately: under this limit it would never start."""
     found = what_if(
-        [past_lease(0, 0, 9, units=3), past_lease(1, 1, 9)], limit_units=2, hold_seconds=60, pacing=always(None)
+        [past_lease(0, 0, 9, units=3), past_lease(0, 0, 9, units=4), past_lease(1, 1, 9)],
+        limit_units=2,
+        hold_seconds=60,
+        pacing=always(None),
     )
-    assert (found.never, found.waited) == (1, 0)
+    assert (found.never, found.waited) == (2, 0)
+
+
+def test_a_request_that_waits_for_units_is_passed_by_no_smaller_one() -> None:
+    past = [past_lease(0, 0, 100, units=2), past_lease(10, 10, 20, units=2), past_lease(50, 50, 60)]
+    found = what_if(past, limit_units=3, hold_seconds=600, pacing=always(None))
+    assert (found.waited, found.waiting) == (2, Spread(2, 50, 90, 90))
 
 
 def test_a_past_of_great_demand_is_replayed_under_any_terms() -> None:

@@ -1,7 +1,7 @@
 """Rules of admission: what can never start, and the settings that rules read."""
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -14,10 +14,19 @@ from slipway_common.declaration import models
 from slipway_lease_broker.domain.admit import Admission
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.ledger import LeasePool, Request, new_request
-from slipway_lease_broker.domain.limits import highest, in_force
+from slipway_lease_broker.domain.limits import Limit, highest, in_force
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.refusals import too_many_units
-from slipway_lease_broker.domain.rules import never_starts
+from slipway_lease_broker.domain.rules import (
+    Blocks,
+    Cause,
+    Conditions,
+    Verdict,
+    never_starts,
+    restore_of_database,
+    stopped,
+    units_of_limit,
+)
 from slipway_lease_broker.domain.sender import Sender
 from slipway_lease_broker.domain.situation import Situation
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
@@ -63,6 +72,39 @@ def test_what_never_starts(pool: LeasePool, units: int, whole: bool) -> None:
         assert never.units_max < units
         if never.units_max:
             assert starts(pool, msgspec.structs.replace(request, waiting_units=never.units_max))
+
+
+#   limit, weight, units, whole → cause, what it blocks, most units
+NEVER: Final[list[tuple[int, int, int, bool, tuple[Cause, Blocks, int] | None]]] = [
+    (5, 1, 5, True, None),
+    (5, 1, 6, False, None),  # it starts in parts
+    (5, 1, 6, True, (Cause.TOO_MANY_UNITS, Blocks.NOTHING, 5)),
+    (5, 5, 2, True, (Cause.TOO_MANY_UNITS, Blocks.NOTHING, 1)),
+    (5, 6, 1, False, (Cause.TOO_MANY_UNITS, Blocks.QUEUE, 0)),  # so do all of its operation
+    (0, 1, 1, False, (Cause.LIMIT_ZERO, Blocks.QUEUE, 0)),
+]
+
+
+@pytest.mark.parametrize(("limit", "weight", "units", "whole", "expected"), NEVER)
+def test_more_than_the_limit_says_what_could_start(
+    limit: int, weight: int, units: int, whole: bool, expected: tuple[Cause, Blocks, int] | None
+) -> None:
+    """And blocks those behind it only if none of them can."""
+    pool = msgspec.structs.replace(POOL, policy=Policy(operations={"install": Operation(weight=weight)}))
+    request = msgspec.structs.replace(REQUEST, requested_units=units, waiting_units=units, whole=whole)
+    found = units_of_limit(Conditions(pool, Limit(limit, "declared", "as declared"), NOW), request)
+    assert (found and (found.cause, found.blocks, found.units_max)) == expected
+
+
+def test_a_pool_that_an_operator_or_a_restore_stops_says_so() -> None:
+    """Nothing starts, in the one until the operator lets it, in the other until a known time."""
+    until = NOW + timedelta(seconds=9)
+    limit = Limit(0, "drained", "drained: maintenance")
+    assert stopped(limit) == Verdict(0, limit.reason, Cause.DRAINED, Blocks.QUEUE, units_max=0)
+    given = Conditions(msgspec.structs.replace(POOL, incomplete_until=until), limit, NOW)
+    reason = "the database was restored; leases that it lacks have to end first"
+    assert restore_of_database(given, REQUEST) == Verdict(0, reason, Cause.RESTORED, Blocks.ALL, until)
+    assert restore_of_database(msgspec.structs.replace(given, now=until), REQUEST) is None
 
 
 HEAVY, OTHERS = {"install": Operation(weight=3)}, {"destroy": Operation(reserved_units=3)}
