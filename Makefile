@@ -263,7 +263,7 @@ terraform-runs: $(READY) $(TERRAFORM) ## Applies under a bound on CLI processes,
 terraform-fair: $(READY) ## Waits of callers with 200 configurations on 8 processes, in fair shares, and the thrash: SEED=1 FULL=1 MUTANT=
 	@$(RUN) -m $(BROKEN) tests.terraform.fair
 
-mutants: $(READY) ## Break each invariant and rule in a copy and expect its test to fail: ONLY=group
+mutants: $(READY) $(TERRAFORM) ## Break each invariant and rule in a copy and expect its test to fail: ONLY=group
 	@$(RUN) -m tests.tools.mutants check $(if $(ONLY),ONLY=$(ONLY))
 
 .PHONY: mutation

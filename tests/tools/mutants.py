@@ -60,6 +60,7 @@ CONTROL_SECONDS: Final = 1800.0
 STOP_SECONDS: Final = 60.0  # a whole deployment may have to shut down
 
 # Only a failed assertion counts; import errors, crashes and failing fixtures prove nothing about a claim.
+SKIPPED: Final = re.compile(r"^\d+ skipped\b", re.MULTILINE)
 ASSERTED: Final = re.compile(r"^FAILED .* - (assert |AssertionError|Failed: DID NOT RAISE)", re.MULTILINE)
 REASON: Final = re.compile(r"^(?:FAILED|ERROR) .*", re.MULTILINE)
 
@@ -107,7 +108,7 @@ def rows_of(root: Path = ROOT) -> dict[str, Mutant]:
 def survives(code: int | None, output: str) -> str:
     """Why a test run does not prove the claim; empty when it is red by an assertion. Code None: it took too long."""
     if code == 0:
-        return "its test stays green"
+        return "its test was skipped" if SKIPPED.search(output) else "its test stays green"
     if code is None:
         return f"its test took more than {TEST_SECONDS:g} s"
     if code != 1 or not ASSERTED.search(output):

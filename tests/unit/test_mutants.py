@@ -85,6 +85,11 @@ def test_only_a_failed_assertion_proves(code: int | None, output: str, proves: b
     assert (survives(code, output) == "") is proves
 
 
+def test_a_test_that_is_skipped_is_said_to_be() -> None:
+    assert survives(0, "s  [100%]\n1 skipped in 0.31s\n") == "its test was skipped"
+    assert survives(0, "s.  [100%]\n1 passed, 1 skipped in 0.31s\n") == "its test stays green"
+
+
 async def test_children_of_a_broken_copy_import_the_copy(tmp_path: Path) -> None:
     """Also those that a child starts: the copy comes before the installed packages, which are the unbroken tree."""
     packages = [f"slipway_{name}" for name in ("common", "client", "local", "provisioner", "simulator")]
