@@ -86,9 +86,11 @@ def switched(mutants: Mapping[str, Callable[..., Any]], is_classmethod: bool = F
 
 
 def forget_results() -> None:
-    """Empty the caches of functions: the runs before have filled them, so that no mutant would be called again."""
+    """Empty the caches of functions of the mutated package: the runs before have filled them, so that no mutant would
+    be called again. Other packages keep theirs, of which one holds the metrics of the process."""
+    package = str(config().source_paths[0])
     for name, module in [*sys.modules.items()]:
-        for each in vars(module).values() if name.startswith("slipway_") else ():
+        for each in vars(module).values() if name.partition(".")[0] == package else ():
             if hasattr(each, "cache_clear"):
                 each.cache_clear()
 

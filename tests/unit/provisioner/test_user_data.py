@@ -83,8 +83,8 @@ def test_values_of_a_revision_in_its_account() -> None:
     given_values = {"register_url": VALUES.register_url, "batch_id": VALUES.batch_id}
     assert values_of(revision, account, **given_values, source="") == VALUES
     queued = msgspec.structs.replace(account, settings={"queue_url": "http://q"})
-    expected = msgspec.structs.replace(VALUES, queue_url="http://q", source="gh")
-    assert values_of(revision, queued, **given_values, source="gh") == expected
+    expected = msgspec.structs.replace(VALUES, queue_url="http://q", source="gh", ca="PEM")
+    assert values_of(revision, queued, **given_values, source="gh", ca="PEM") == expected
 
 
 def test_the_source_of_a_pool_stands_beside_its_urls() -> None:
