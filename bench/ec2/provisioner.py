@@ -152,7 +152,12 @@ async def main() -> None:
         database = await postgres.connect(database_url, SERVICE)
         stack.push_async_callback(database.close)
         await database.execute(CLOCK)
-        provisioner = Provisioner(database, call_timeout_seconds=side.CALL_SECONDS, providers=permitted(url))
+        provisioner = Provisioner(
+            database,
+            call_timeout_seconds=side.CALL_SECONDS,
+            providers=permitted(url),
+            secrets_in_environment=True,
+        )
         stack.push_async_callback(provisioner.stop)
         provider = provisioner.app.state.providers["aws"]
         provisioner.providers["aws"] = provider

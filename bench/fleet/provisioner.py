@@ -273,6 +273,7 @@ async def main() -> None:
             "call_timeout_seconds": CALL_SECONDS,
             "reap_seconds": 1e6,
             "providers": permitted(fleet),
+            "secrets_in_environment": True,
         }
         provisioner = Provisioner(database, accounts_listed_at_once=LISTED_AT_ONCE, **settings)
         stack.push_async_callback(provisioner.stop)
