@@ -1,7 +1,7 @@
 """`python -m bench.side http`: what `make bench-before` compares with that of another tree, in turns.
 
 For each name of a figure on the standard input, a line of JSON, it measures for a moment, and answers with a Figure.
-SECONDS is the approximate time of all figures of a round.
+SECONDS scales the time of those that may take any.
 """
 
 import asyncio
@@ -122,7 +122,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
         ),
         over_http,
     ),
-    "commands": Benchmark(("slipway --help", "slipway pool ls", "slipway lease run"), of_commands),
+    "commands": Benchmark(tuple(name for name in commands.COMMANDS if name != commands.BARE), of_commands),
     "leases": Benchmark(leases.FIGURES, leases.of_a_broker),
 }
 

@@ -59,8 +59,8 @@ TEST_SECONDS: Final = 120.0
 CONTROL_SECONDS: Final = 1800.0
 STOP_SECONDS: Final = 60.0  # a whole deployment may have to shut down
 
-# Only a failed assertion counts; import errors, crashes and failing fixtures prove nothing about a claim.
 SKIPPED: Final = re.compile(r"^\d+ skipped\b", re.MULTILINE)
+# Only a failed assertion counts; import errors, crashes and failing fixtures prove nothing about a claim.
 ASSERTED: Final = re.compile(r"^FAILED .* - (assert |AssertionError|Failed: DID NOT RAISE)", re.MULTILINE)
 REASON: Final = re.compile(r"^(?:FAILED|ERROR) .*", re.MULTILINE)
 

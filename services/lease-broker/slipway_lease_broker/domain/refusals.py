@@ -101,10 +101,8 @@ def request_in_use(request_id: str, holder: str, since: datetime, takeover_at: d
 
 
 def in_use(lease: Lease, pool: LeasePool) -> Refusal:
-    """Refusal of a process that may not act on the lease of another one."""
-    holding = lease.holders.get(lease.holder)  # one that has left may be forgotten for those that joined
-    since = lease.granted_at if holding is None else holding.since
-    return request_in_use(lease.request_id, lease.holder, since, takeover_at(lease, pool))
+    """Refusal of a process that may not act on the lease of another one, which has given its name."""
+    return request_in_use(lease.request_id, lease.holder, lease.holders[lease.holder].since, takeover_at(lease, pool))
 
 
 def holder_unknown(lease: Lease, holders: Sequence[str]) -> Refusal:
