@@ -13,11 +13,10 @@ import pytest
 
 from slipway_api.events.worker import Outcome, Result, Scope, Stage
 from slipway_api.percent import encoded
-from slipway_common.base.clock import utc_now
 from slipway_common.base.process import identities
 from slipway_common.base.process.identities import INSTANCE_TAG
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
-from slipway_provisioner.providers.process import AccountSettings, Processes, instances
+from slipway_provisioner.providers.process import Processes
 from tests.support.harness import until
 from tests.support.linux import needs_linux
 from tests.support.provider_contract import Setup, clear
@@ -161,15 +160,6 @@ async def test_user_data_that_are_too_long_blame_their_config(local: Processes, 
     assert refused.value.outcome == Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, CONFIG, "TooLarge")
 
 
-async def test_another_hosts_account_launches_nothing_here(local: Processes) -> None:
-    """A declaration for another host, or with the name from the example, starts no agent here."""
-    elsewhere = msgspec.structs.replace(account(), identity="elsewhere")
-    with pytest.raises(Refused, match="elsewhere") as refused:
-        await local.create(elsewhere, request())
-    assert refused.value.outcome == Outcome(Stage.LAUNCH, Result.FAILED, Scope.CREDENTIAL, ACCOUNT, "WrongHost")
-    assert await local.identity(elsewhere) == account().identity
-
-
 @needs_linux
 async def test_a_host_without_capacity() -> None:
     """Without processes, files or memory left, the failure is one of capacity, whatever the config."""
@@ -178,37 +168,6 @@ async def test_a_host_without_capacity() -> None:
     )
     output, _ = await process.communicate()
     assert output.decode().strip() == "capacity InsufficientCapacity"
-
-
-PROBLEMS = [
-    ({}, ""),
-    ({"command": ["a", "b"], "processes_max": 4, "queue_url": "http://q", "log_folder": "/l", "environment": {}}, ""),
-    ({"comand": ["a"]}, "comand"),
-    ({"command": "slipway-worker run"}, "command"),
-    ({"command": []}, "command is empty"),
-    ({"processes_max": 0}, "1 or more"),
-    ({"processes_max": "many"}, "processes_max"),
-    ({"queue_url": "127.0.0.1:7304"}, "http://"),
-    ({"log_folder": "logs"}, "absolute"),
-    ({"work_folder": "work"}, "absolute"),
-    ({"environment": {"A": 1}}, "environment"),
-    ({"environment": {"A=B": "1"}}, "A=B"),
-    ({"environment": {INSTANCE_TAG: "mine"}}, INSTANCE_TAG),
-]
-
-
-@pytest.mark.parametrize(("settings", "words"), PROBLEMS)
-async def test_unusable_settings(local: Processes, settings: dict[str, Any], words: str) -> None:
-    problem = local.problem(settings, "here")
-    assert words in problem
-    assert bool(problem) == bool(words)
-
-
-async def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identities, "supported", lambda: False)
-    provider = Processes(provider_settings())
-    assert "Linux" in provider.problem({}, "here")
-    await provider.close()
 
 
 async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Processes, tmp_path: Path) -> None:
@@ -258,17 +217,3 @@ async def test_processes_outlive_a_provisioner_that_stops(tmp_path: Path) -> Non
         await second.close()
     finally:
         await clear()
-
-
-def test_the_instance_of_a_tag_is_its_leader() -> None:
-    """The session leader represents its tag, otherwise the oldest process that is left."""
-
-    def process(pid: int, session: int, tag: str) -> identities.Process:
-        return identities.Process(
-            pid=pid, identity=str(pid), session=session, start_ticks=pid, started_at=utc_now(), tag=tag
-        )
-
-    found = [process(1, 9, "a"), process(2, 2, "a"), process(3, 3, "a"), process(4, 9, "b"), process(5, 9, "b")]
-    assert [chosen.pid for chosen in instances(found)] == [2, 4]
-    assert instances([]) == []
-    assert AccountSettings().command == ("slipway-worker", "run")
