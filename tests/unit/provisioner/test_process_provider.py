@@ -76,7 +76,7 @@ async def test_another_hosts_account_launches_nothing_here(local: Processes) -> 
 async def test_a_check_names_what_cannot_be_used(local: Processes, tmp_path: Path) -> None:
     """Folders of logs are made when they are needed, in one that exists."""
     (tmp_path / "file").touch()
-    given = {"command": ["no-such-agent"], "work_folder": str(tmp_path / "none"), "processes_max": 2}
+    given: dict[str, Any] = {"command": ["no-such-agent"], "work_folder": str(tmp_path / "none"), "processes_max": 2}
     bad = await local.check(account(**given, log_folder=str(tmp_path / "file" / "logs")), [])
     assert {(found.subject, found.remedy) for found in bad if found.state is CheckState.PROBLEM} == {
         ("command", "install it on this host, or set one that can be run"),
@@ -84,7 +84,7 @@ async def test_a_check_names_what_cannot_be_used(local: Processes, tmp_path: Pat
         ("log_folder", "let the provisioner's user write there, or set another"),
     }
     assert [found.message for found in bad if found.kind == "quota"] == ["0 of 2 processes are running"]
-    folders = {"work_folder": str(tmp_path), "log_folder": str(tmp_path / "more" / "logs")}
+    folders: dict[str, Any] = {"work_folder": str(tmp_path), "log_folder": str(tmp_path / "more" / "logs")}
     good = await local.check(account(**folders, command=["sh"], processes_max=None), [])
     assert [found.subject for found in good if found.kind == "setting"] == ["command", "work_folder", "log_folder"]
     assert {found.state for found in good} == {CheckState.OK}

@@ -68,7 +68,7 @@ def test_a_line_of_a_machine(fact: Fact, text: str) -> None:
 
 def test_only_lines_of_the_machine_of_the_account() -> None:
     mine, other = created(boots_at=None), created("i-2")
-    facts = [Refused(at=90.0, instance_id="i-1", status=403), mine, other]
+    facts: list[Fact] = [Refused(at=90.0, instance_id="i-1", status=403), mine, other]
     assert console(facts, "here", "i-1") == [
         "[      0.0] booting linux-1 on m5 in zone-a; kernel panic: no init found",
     ]
