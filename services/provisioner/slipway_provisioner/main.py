@@ -67,10 +67,10 @@ def build(settings: Settings) -> Service:
     found = installed(
         ProviderSettings(
             timeout_seconds=settings.call_timeout_seconds,
-            pacing=SharedBuckets(lambda: runtime.database),
+            pacing=SharedBuckets(runtime.connected),
             accepted_seconds=settings.accepted_timeout_seconds,
             workspaces=WorkspaceRuns(
-                lambda: runtime.database, settings.state_key_ring(), resolve=partial(resolve_account, providers)
+                runtime.connected, settings.state_key_ring(), resolve=partial(resolve_account, providers)
             ),
             terraform=_terraform(settings),
             child_user=settings.user_of_children(),

@@ -36,6 +36,13 @@ class Runtime:
         self.stopping = asyncio.Event()
         self._asked: asyncio.Task[Any] | None = None
 
+    def connected(self) -> Database:
+        """The database, for code that runs with the loops only. Raises ConnectionError until the service has
+        connected."""
+        if self.database is None:
+            raise ConnectionError("the database is not connected yet")
+        return self.database
+
     async def ask_database(self, database: Database) -> None:
         """Have the database answer, once for all probes that wait: they need no token, and have no limit. Raises the
         error of it, also if it takes long."""

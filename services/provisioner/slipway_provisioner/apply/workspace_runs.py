@@ -42,27 +42,26 @@ class WorkspaceRuns:
 
     def __init__(
         self,
-        database: Callable[[], Database | None],
+        database: Callable[[], Database],
         keys: KeyRing,
         *,
         clock: Callable[[], float] = monotonic_seconds,
         resolve: Callable[[Account], Account] = lambda account: account,
     ) -> None:
-        """`database` is None until the service has connected, before which nothing is called. `resolve` gives an
-        account its operator's settings, and raises ValueError if there are none."""
+        """`resolve` gives an account its operator's settings, and raises ValueError if there are none."""
         self._database = database
         self._keys = keys
         self._clock = clock
         self._lapsed = LapsedLocks()
         self._resolve = resolve
-        self.listings = AccountListings(self._connected, keys, resolve)
+        self.listings = AccountListings(database, keys, resolve)
 
     @property
     def problem(self) -> str:
         return "" if self._keys.ids else str(KeyMissing(""))
 
     async def add(self, account: Account, batch_id: str, inputs: Sequence[Mapping[str, Any]], room: Room) -> None:
-        async with self._connected().acquire() as db, db.transaction():
+        async with self._database().acquire() as db, db.transaction():
             await workspace_runs.lock_room(db, account.id)
             if await self._of_batch(db, account, batch_id):
                 return
@@ -93,37 +92,37 @@ class WorkspaceRuns:
                 await workspaces.put(db, row.id, Kind.INPUTS, msgspec.json.encode(given), self._keys)
 
     async def of_batch(self, account: Account, batch_id: str) -> Sequence[Workspace]:
-        async with self._connected().acquire() as db:
+        async with self._database().acquire() as db:
             return await self._of_batch(db, account, batch_id)
 
     async def live(self, account: Account, batch_id: str | None) -> Sequence[Workspace]:
-        async with self._connected().acquire() as db:
+        async with self._database().acquire() as db:
             return await workspace_runs.live(
                 db, account_id=account.id, deployment=account.deployment, batch_id=batch_id
             )
 
     async def of_instances(self, account: Account, instance_ids: Sequence[str]) -> Sequence[Workspace]:
-        async with self._connected().acquire() as db:
+        async with self._database().acquire() as db:
             return await workspace_runs.named(
                 db, account_id=account.id, deployment=account.deployment, instance_ids=instance_ids
             )
 
     async def destroy(self, account: Account, instance_ids: Sequence[str]) -> Sequence[Workspace]:
-        async with self._connected().acquire() as db, db.transaction():
+        async with self._database().acquire() as db, db.transaction():
             return await workspace_runs.destroy(
                 db, account_id=account.id, deployment=account.deployment, instance_ids=instance_ids
             )
 
     async def refresh_unresponsive(self, after_seconds: float) -> int:
-        async with self._connected().acquire() as db:
+        async with self._database().acquire() as db:
             return await workspace_runs.refresh_unresponsive(db, after_seconds)
 
     async def refresh_oldest(self, age_seconds: float) -> bool:
-        async with self._connected().acquire() as db:
+        async with self._database().acquire() as db:
             return await workspace_runs.refresh_oldest(db, age_seconds)
 
     async def claim(self, holder: str, most: int) -> Sequence[RunClaim]:
-        async with self._connected().acquire() as db:
+        async with self._database().acquire() as db:
             observed = self._lapsed.observe(
                 await workspace_runs.lapsed(db, lock_seconds=LOCK_SECONDS), at=self._clock()
             )
@@ -148,13 +147,13 @@ class WorkspaceRuns:
 
     async def renew(self, claims: Sequence[RunClaim]) -> Sequence[str]:
         fences = [(claim.workspace.id, claim.workspace.fence) for claim in claims]
-        async with self._connected().acquire() as db:
+        async with self._database().acquire() as db:
             held = await workspace_runs.renew(db, fences, lock_seconds=LOCK_SECONDS)
         return [id_ for id_, _ in fences if id_ not in held]
 
     async def finish(self, claim: RunClaim, state: bytes | None, next_: Next) -> str:
         workspace = claim.workspace
-        async with self._connected().acquire() as db, db.transaction():
+        async with self._database().acquire() as db, db.transaction():
             row = await workspaces.lock(db, workspace.id)
             if row is None:
                 return "its workspace no longer exists"
@@ -178,15 +177,15 @@ class WorkspaceRuns:
         return rejected
 
     async def request_check(self, account: Account, kind: str, subject: str = "") -> None:
-        async with self._connected().acquire() as db:
+        async with self._database().acquire() as db:
             await account_checks.make_due(db, account.id, kind, subject)
 
     async def exist(self) -> bool:
-        async with self._connected().acquire() as db:
+        async with self._database().acquire() as db:
             return await workspace_runs.exist(db)
 
     async def release(self, holder: str) -> int:
-        async with self._connected().acquire() as db, db.transaction():
+        async with self._database().acquire() as db, db.transaction():
             ids = await workspace_runs.held(db, holder)
             for workspace_id in ids:
                 row = await workspaces.lock(db, workspace_id)
@@ -245,12 +244,6 @@ class WorkspaceRuns:
         return await workspace_runs.of_batch(
             db, account_id=account.id, deployment=account.deployment, batch_id=batch_id
         )
-
-    def _connected(self) -> Database:
-        database = self._database()
-        if database is None:
-            raise ConnectionError("the database is not connected yet")
-        return database
 
 
 def _taken(workspace: Workspace) -> Outcome:

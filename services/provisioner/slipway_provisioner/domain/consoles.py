@@ -78,7 +78,7 @@ class _Echo:
     with a piece of the secret that was left, since something was printed between its parts."""
 
     def __init__(self, user_data: str, secret: str) -> None:
-        starts = [(form, range(len(form) - SHORTEST_PIECE + 1)) for form in _forms(secret)] if secret else []
+        starts = [(form, range(len(form) - SHORTEST_PIECE + 1)) for form in _forms(secret)]
         self._pieces = {form[at : at + SHORTEST_PIECE] for form, places in starts for at in places}
         self._whole = "".join(user_data.split())
         self._lines = [line for each in user_data.split("\n") if len(line := "".join(each.split())) >= SHORTEST_ECHO]
@@ -94,8 +94,6 @@ class _Echo:
 
 def _without(text: str, secret: str) -> str:
     """The text without the secret, however a console has wrapped it."""
-    if not secret:
-        return text
     for form in _forms(secret):
         text = re.sub(r"\s*".join(map(re.escape, form)), GONE, text)
     return text

@@ -152,8 +152,7 @@ async def confirm_unresponsive(
     reason = f"unresponsive, confirmed by {by}: {body.reason}"
     stopped = 0
     async with db.acquire() as connection:
-        if not await store.accounts(connection, account_id):
-            raise _refused(reachability.UnknownAccount(account_id))
+        await _account(connection, account_id)
         while True:
             async with connection.transaction():
                 count = await expiry.stop_confirmed(connection, account_id, defaults, reason)

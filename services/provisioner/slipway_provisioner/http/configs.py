@@ -17,8 +17,8 @@ from slipway_common.web.problem import Problem
 from slipway_common.web.router import Router
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name
-from slipway_provisioner.http.pools import check_until, no_pool
-from slipway_provisioner.store import configs, pools, summaries
+from slipway_provisioner.http.pools import check_pool, check_until
+from slipway_provisioner.store import configs, summaries
 
 router = Router(prefix="/launch-configs", tags=["launch configs"])
 DatabaseDep = Annotated[Database, Depends(database)]
@@ -33,8 +33,8 @@ async def list_configs(
 ) -> Answer[Items[LaunchConfig]]:
     """List the revisions of launch configs, archived ones only with `all`."""
     found = await summaries.configs(db, pool, names, archived=archived)
-    if pool is not None and not found and pool not in await pools.known(db, [pool]):
-        raise no_pool(pool)
+    if pool is not None and not found:
+        await check_pool(db, pool)
     return Answer(Items(items=found))
 
 

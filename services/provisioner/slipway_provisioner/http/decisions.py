@@ -15,8 +15,8 @@ from slipway_common.web.router import Router
 from slipway_common.web.runtime import database
 from slipway_common.web.text import Name
 from slipway_provisioner.domain.recovery import UUID
-from slipway_provisioner.http.pools import no_pool
-from slipway_provisioner.store import decisions, pools
+from slipway_provisioner.http.pools import check_pool
+from slipway_provisioner.store import decisions
 
 router = Router(tags=["decisions"])
 DatabaseDep = Annotated[Database, Depends(database)]
@@ -27,8 +27,7 @@ async def list_decisions(
     pool_id: Name, db: DatabaseDep, limit: pages.Limit = 100, cursor: pages.Cursor = None
 ) -> Answer[Page[Decision]]:
     """List decisions, newest first, each with weights, windows, and launches or a reason per config."""
-    if pool_id not in await pools.known(db, [pool_id]):
-        raise no_pool(pool_id)
+    await check_pool(db, pool_id)
     after = pages.after(cursor, decisions.FIRST)
     rows = await decisions.recent(db, pool_id, limit + 1, after=after)
     return pages.page(

@@ -46,9 +46,9 @@ from slipway_provisioner.domain.declaration import Applied, DeclarationRefused
 from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.roll_out import Strategy
 from slipway_provisioner.domain.rollback import Rollback
-from slipway_provisioner.http.pools import no_pool
+from slipway_provisioner.http.pools import check_pool, no_pool
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import declarations, history, pools, summaries
+from slipway_provisioner.store import declarations, history, summaries
 from slipway_provisioner.store.declarations import ChangedMeanwhile
 
 router = Router(tags=["declaration"])
@@ -250,8 +250,8 @@ async def get_history(
     spec_digest, with `full` also the spec (null unless the token has the scope read:settings)."""
     (after,) = pages.after(cursor, NEWEST)
     found = await history.listed(db, pool_id, limit + 1, after=after)
-    if not found and pool_id not in await pools.known(db, [pool_id]):
-        raise no_pool(pool_id)
+    if not found:
+        await check_pool(db, pool_id)
     spec = None if reader.may("read:settings") else {"spec": None}
     shown = (spec or {}) if full else {"spec": UNSET}
     return pages.page(
@@ -263,8 +263,7 @@ async def get_history(
 async def preview_rollback(pool_id: Name, request: Request, db: DatabaseDep) -> Answer[RollbackPreview]:
     """Show what a rollback of a pool would change now: `to_revision`, `items`, `dangers`, and in `refused` why it would
     be refused (empty if it would not)."""
-    if pool_id not in await pools.known(db, [pool_id]):
-        raise no_pool(pool_id)
+    await check_pool(db, pool_id)
     change = domain.Request(by="", action="rollback", dry_run=True, adopt=True, strategy="rollback")
     try:
         async with db.acquire() as connection:

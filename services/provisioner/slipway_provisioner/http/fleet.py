@@ -25,8 +25,8 @@ from slipway_provisioner.apply import termination, workspaces
 from slipway_provisioner.domain.recovery import UUID
 from slipway_provisioner.domain.timeline import timeline
 from slipway_provisioner.domain.workers import AlreadyStopped
-from slipway_provisioner.http.pools import no_pool
-from slipway_provisioner.store import batches, decisions, demand, leases, pools, workers
+from slipway_provisioner.http.pools import check_pool
+from slipway_provisioner.store import batches, decisions, demand, leases, workers
 
 router = Router(prefix="/workers", tags=["workers"])
 DatabaseDep = Annotated[Database, Depends(database)]
@@ -53,8 +53,8 @@ async def list_workers(
     found = await workers.listed(
         db, pool_id=pool, launch_config_id=config, state=state, after=after.id, limit=limit + 1
     )
-    if pool is not None and not found and pool not in await pools.known(db, [pool]):
-        raise no_pool(pool)
+    if pool is not None and not found:
+        await check_pool(db, pool)
     return pages.page(found, limit, lambda worker: (worker.id,), workers.described)
 
 

@@ -43,6 +43,12 @@ def no_pool(pool_id: str) -> Problem:
     return Problem(404, "unknown-pool", "No such pool", f"no pool {pool_id!r} is declared; see `slipway pool ls`")
 
 
+async def check_pool(db: Connection | Database, pool_id: str) -> None:
+    """Raise Problem unless the pool is declared."""
+    if pool_id not in await pools.known(db, [pool_id]):
+        raise no_pool(pool_id)
+
+
 @router.get("/pools", dependencies=[READ])
 async def list_pools(db: DatabaseDep) -> Answer[Items[Pool]]:
     """List worker pools with their demand, their workers and their state."""
@@ -70,8 +76,7 @@ async def put_demand(
         now = await pools.now(connection)
         if reason := problem(report, now):
             raise Problem(422, "demand-refused", "The demand report is invalid", reason)
-        if pool_id not in await pools.known(connection, [pool_id]):
-            raise no_pool(pool_id)
+        await check_pool(connection, pool_id)
         by, most = caller.name, settings.sources_max
         if not await demand.has_place(connection, pool_id, report.source, by=by, sources_max=most):
             detail = (
@@ -103,8 +108,7 @@ async def resume_pool(
 ) -> Answer[PoolPauseResult]:
     """Resume a paused pool."""
     async with db.acquire() as connection, connection.transaction():
-        if pool_id not in await pools.known(connection, [pool_id]):
-            raise no_pool(pool_id)
+        await check_pool(connection, pool_id)
         if not await pauses.resume(connection, pool_id, reason=body.reason, by=by):
             raise _wrong_state(pool_id, "is not paused")
     wake(request)
@@ -117,8 +121,7 @@ async def freeze_pool(
 ) -> Answer[PoolFreezeResult]:
     """Freeze a pool until it is unfrozen. No launch starts after the response."""
     async with db.acquire() as connection, connection.transaction():
-        if pool_id not in await pools.known(connection, [pool_id]):
-            raise no_pool(pool_id)
+        await check_pool(connection, pool_id)
         if not await pauses.freeze(connection, pool_id, reason=body.reason, by=by):
             raise _wrong_state(pool_id, "is already frozen")
     wake(request)
@@ -131,8 +134,7 @@ async def unfreeze_pool(
 ) -> Answer[PoolFreezeResult]:
     """Unfreeze a pool. An image that is still bad freezes it again after `freeze_after` more failed starts."""
     async with db.acquire() as connection, connection.transaction():
-        if pool_id not in await pools.known(connection, [pool_id]):
-            raise no_pool(pool_id)
+        await check_pool(connection, pool_id)
         if not await freezing.unfreeze(connection, pool_id, reason=body.reason, by=by):
             raise _wrong_state(pool_id, "is not frozen")
     wake(request)

@@ -16,9 +16,9 @@ from slipway_common.web.router import Router
 from slipway_common.web.runtime import database, wake
 from slipway_common.web.text import Name, ReasonOrEmpty
 from slipway_provisioner.apply.sources import remove_source
-from slipway_provisioner.http.pools import ReportCaller, no_pool
+from slipway_provisioner.http.pools import ReportCaller, check_pool
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import pools, sources
+from slipway_provisioner.store import sources
 
 router = Router(tags=["pools"])
 DatabaseDep = Annotated[Database, Depends(database)]
@@ -35,8 +35,8 @@ async def list_sources(
     """List the sources of demand with their last reports. A stale one launches nothing, and is dropped at
     `protected_until` unless it reports again."""
     settings: Settings = request.app.state.settings
-    if pool is not None and pool not in await pools.known(db, [pool]):
-        raise no_pool(pool)
+    if pool is not None:
+        await check_pool(db, pool)
     after = pages.after(cursor, sources.FIRST)
     rows = await sources.listed(db, pool, settings.stale_demand_seconds, after=after, limit=limit + 1)
     return pages.page(rows, limit, lambda row: sources.SourcePlace(row.pool_id, row.source))
@@ -50,8 +50,7 @@ async def remove(
     sources that it may report for."""
     caller.permit_source(source)
     async with db.acquire() as connection, connection.transaction():
-        if pool_id not in await pools.known(connection, [pool_id]):
-            raise no_pool(pool_id)
+        await check_pool(connection, pool_id)
         removed = await remove_source(connection, pool_id, source, by=caller.name, reason=reason)
     if removed is None:
         detail = f"pool {pool_id} has no source {source!r}; see `slipway demand ls {pool_id}`"

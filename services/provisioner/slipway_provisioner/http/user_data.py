@@ -14,8 +14,8 @@ from slipway_common.web.router import Router
 from slipway_common.web.runtime import database
 from slipway_common.web.text import Name
 from slipway_provisioner.domain import user_data
-from slipway_provisioner.http.pools import no_pool
-from slipway_provisioner.store import accounts, configs, demand, pools
+from slipway_provisioner.http.pools import check_pool
+from slipway_provisioner.store import accounts, configs, demand
 
 router = Router(tags=["pools"])
 DatabaseDep = Annotated[Database, Depends(database)]
@@ -30,8 +30,7 @@ async def show_user_data(
     """Show the user data of the next machines of a launch config, with a batch id of zeros and secrets masked, and
     their maximum size."""
     async with db.acquire() as connection:
-        if pool_id not in await pools.known(connection, [pool_id]):
-            raise no_pool(pool_id)
+        await check_pool(connection, pool_id)
         revision = await configs.current(connection, pool_id, config)
         if revision is None:
             detail = f"worker pool {pool_id} has no launch config {config!r}; see `slipway lc ls --pool {pool_id}`"

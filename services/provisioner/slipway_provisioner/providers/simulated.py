@@ -81,8 +81,7 @@ class Simulated(Provider):
         response = await self._call("GET", account, f"{_instance_path(instance_id)}/console")
         if response.status_code == 404:
             return ""
-        if response.status_code != 200:
-            raise OutcomeUnknown(f"console output of {instance_id}: HTTP {response.status_code}")
+        _check(response, f"console output of {instance_id}")
         return response.text[-CONSOLE_BYTES_MAX:]
 
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
@@ -117,8 +116,7 @@ class Simulated(Provider):
     async def pages(self, account: Account, *, batch_id: str | None = None) -> AsyncIterator[Sequence[Instance]]:
         query = {"deployment": account.deployment} | ({"batch": batch_id} if batch_id else {})
         response = await self._call("GET", account, "/instances", params=query)
-        if response.status_code != 200:
-            raise OutcomeUnknown(f"listing {account.id}: HTTP {response.status_code}")
+        _check(response, f"listing {account.id}")
         yield [
             Instance(
                 id=row["id"],
@@ -134,8 +132,7 @@ class Simulated(Provider):
         response = await self._call("GET", account, _instance_path(instance_id))
         if response.status_code == 404:
             return False
-        if response.status_code != 200:
-            raise OutcomeUnknown(f"instance {instance_id}: HTTP {response.status_code}")
+        _check(response, f"instance {instance_id}")
         return bool(_json(response).get("state") != "terminated")
 
     async def terminate(self, account: Account, instance_ids: Sequence[str]) -> None:
@@ -152,8 +149,7 @@ class Simulated(Provider):
 
     async def identity(self, account: Account) -> str:
         response = await self._call("GET", account, "/identity")
-        if response.status_code != 200:
-            raise OutcomeUnknown(f"identity of {account.id}: HTTP {response.status_code}")
+        _check(response, f"identity of {account.id}")
         return str(_json(response).get("account", ""))
 
     async def _call(self, method: str, account: Account, path: str, **content: Any) -> httpx2.Response:
@@ -170,6 +166,12 @@ def _url(account: Account) -> str:
 
 def _instance_path(instance_id: str) -> str:
     return f"/instances/{quote(instance_id, safe='')}"
+
+
+def _check(response: httpx2.Response, what: str) -> None:
+    """Raise OutcomeUnknown unless a call that reads has succeeded."""
+    if response.status_code != 200:
+        raise OutcomeUnknown(f"{what}: HTTP {response.status_code}")
 
 
 def _json(response: httpx2.Response) -> dict[str, Any]:

@@ -58,15 +58,14 @@ class BucketShare(Protocol):
 class SharedBuckets:
     """Buckets in the database. Those of one call are locked in the order of their names."""
 
-    def __init__(self, database: Callable[[], Database | None]) -> None:
-        """`database` is None until the service has connected, before which nothing is called."""
+    def __init__(self, database: Callable[[], Database]) -> None:
         self._database = database
 
     async def take(self, shares: Sequence[BucketShare], *, within_seconds: float) -> float:
         """Take from every bucket; returns the seconds to wait before the call. If they exceed `within_seconds`, nothing
         is taken."""
         wait = 0.0
-        async with self._connected().acquire() as db:
+        async with self._database().acquire() as db:
             transaction = db.transaction()
             await transaction.start()
             try:
@@ -86,13 +85,7 @@ class SharedBuckets:
 
     async def empty(self, shares: Sequence[BucketShare]) -> None:
         """Leave no token in the buckets, since the provider has just throttled a call."""
-        async with self._connected().acquire() as db, db.transaction():
+        async with self._database().acquire() as db, db.transaction():
             for share in sorted(shares, key=lambda share: share.bucket):
                 arguments = EMPTY.arguments(bucket=share.bucket, burst_seconds=share.burst_seconds)
                 await db.execute(EMPTY.text, *arguments)
-
-    def _connected(self) -> Database:
-        database = self._database()
-        if database is None:
-            raise ConnectionError("the database is not connected yet")
-        return database
