@@ -262,3 +262,17 @@ def test_a_subnet(row: dict[str, Any] | None, state: CheckState) -> None:
     found = findings.subnet("subnet-1", whole, {"linux/a": "use1-az4"}, ACCOUNT)
     assert found.state is state, found
     assert bool(found.remedy) is (state is not OK)
+
+
+@pytest.mark.parametrize(
+    ("row", "state", "words"),
+    [
+        (None, PROBLEM, "does not exist in us-east-1, or is not shared"),
+        ({"State": "pending"}, PROBLEM, "is pending"),
+        ({"State": "available"}, OK, "available"),
+    ],
+)
+def test_an_image(row: dict[str, Any] | None, state: CheckState, words: str) -> None:
+    found = findings.image("ami-1", row, ["linux/a"], ACCOUNT)
+    assert (found.state, bool(found.remedy)) == (state, state is not OK)
+    assert words in found.message

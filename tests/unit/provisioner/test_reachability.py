@@ -11,6 +11,7 @@ from slipway_api.events.lifecycle import SERVING, State
 from slipway_api.events.worker import Outcome, Result, Scope, Stage, WorkerLaunchFailed, WorkerLost, WorkerStopping
 from slipway_provisioner.domain import reachability
 from slipway_provisioner.domain.workers import Worker, ended_stage
+from slipway_provisioner.store.pools import _stopped as stopped
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 WORKER = Worker(
@@ -85,3 +86,21 @@ def test_the_alert_is_resolved_under_its_key(calls: int, effect: str) -> None:
     )
     resolved = reachability.resolved("ci/a", "it answers")
     assert resolved == AlertResolved(**raised.identity, summary="it answers")
+
+
+STANDING = {"account_id": "a", "retired": False, "unreachable": False, "refuses_terminations": False, "launch_stop": ""}
+
+
+@pytest.mark.parametrize(
+    ("standing", "reason"),
+    [
+        ({}, ""),
+        ({"launch_stop": "drill"}, "launching is stopped in a: drill"),
+        ({"launch_stop": "drill", "refuses_terminations": True}, "account a refuses to terminate its instances"),
+        ({"refuses_terminations": True, "unreachable": True}, "account a does not answer"),
+        ({"unreachable": True, "retired": True}, "account a is retired"),
+    ],
+)
+def test_why_nothing_starts_in_an_account(standing: dict[str, Any], reason: str) -> None:
+    """Of several reasons, the one that a person has to end first."""
+    assert stopped(STANDING | standing) == reason

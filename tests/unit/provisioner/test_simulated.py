@@ -1,6 +1,6 @@
 """Provider of simulated instances against mocked replies: certain and unknown outcomes, scopes of errors."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -136,10 +136,47 @@ async def test_what_proves_nothing_stays_unknown(status: int, content: bytes) ->
         await cloud(lambda _: httpx2.Response(status, content=content)).create(ACCOUNT, REQUEST)
 
 
-async def test_a_listing_that_fails_is_no_empty_listing() -> None:
+READS: dict[str, Callable[[Simulated], Awaitable[object]]] = {
+    "listing": lambda provider: provider.instances(ACCOUNT),
+    "instance": lambda provider: provider.exists(ACCOUNT, "i-1", launched_at=None),
+    "identity": lambda provider: provider.identity(ACCOUNT),
+    "console": lambda provider: provider.console_output(ACCOUNT, "b", "i-1"),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+async def test_a_call_that_fails_reads_nothing(read: str) -> None:
     """Otherwise an outage of the provider would mark every worker lost."""
-    with pytest.raises(OutcomeUnknown):
-        await cloud(lambda _: httpx2.Response(500, json={"instances": []})).instances(ACCOUNT)
+    with pytest.raises(OutcomeUnknown, match="HTTP 500"):
+        await READS[read](cloud(lambda _: httpx2.Response(500, json={"instances": [], "state": "terminated"})))
+
+
+@pytest.mark.parametrize("instances", [None, {}, [{"id": ""}], ["i-1"]])
+async def test_a_listing_without_instances_is_no_listing(instances: Any) -> None:
+    with pytest.raises(OutcomeUnknown, match="no list of instances"):
+        await cloud(lambda _: httpx2.Response(200, json={"instances": instances})).instances(ACCOUNT)
+
+
+async def test_an_instance_that_is_not_found_is_gone() -> None:
+    provider = cloud(lambda _: httpx2.Response(404, json={"code": "InstanceNotFound"}))
+    assert not await provider.exists(ACCOUNT, "i-1", launched_at=None)
+    assert await provider.console_output(ACCOUNT, "b", "i-1") == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"url": "https://cloud", "image_namespace": "n", "errors": {"OutOfCoffee": "capacity"}}, ""),
+        ({}, "url is None"),
+        ({"url": "cloud:80"}, "the simulator's address"),
+        ({"url": "http://cloud", "image_namespace": 1}, "image_namespace is no text"),
+        ({"url": "http://cloud", "errors": ["OutOfCoffee"]}, "errors is not a mapping"),
+    ],
+)
+def test_settings_of_an_account(settings: dict[str, Any], words: str) -> None:
+    problem = Simulated(ProviderSettings(timeout_seconds=1)).problem(settings, "sim-1")
+    assert words in problem
+    assert bool(problem) == bool(words)
 
 
 async def test_refused_terminations_name_each_instance() -> None:
