@@ -15,6 +15,8 @@ ON_DEMAND, SPOT = "on-demand", "spot"
 """Lifecycles of machines: the second are interrupted when their capacity is needed."""
 
 
+KEYS_KEPT: Final = 100_000
+"""Keys of which a process keeps one object each: a decision reads the same ones again and again."""
 ENCODED: Final = frozenset({"quota", "capacity"})
 """Kinds of keys whose ids are `encoded` from several parts; the others are ids as declared."""
 
@@ -35,6 +37,7 @@ class Key(NamedTuple):
         return f"{self.kind}/{self.id if self.kind in ENCODED else encoded(self.id)}"
 
     @staticmethod
+    @lru_cache(maxsize=KEYS_KEPT)
     def of(text: str) -> "Key":
         """Key that has this `text`."""
         kind, _, id_ = text.partition("/")
@@ -45,7 +48,7 @@ class Key(NamedTuple):
         return f"{self.kind} {self.id}"
 
 
-@lru_cache(maxsize=100_000)
+@lru_cache(maxsize=KEYS_KEPT)
 def key(kind: str, id_: str) -> Key:
     """Key as one object, which dictionaries find by identity, without comparing texts."""
     return Key(kind, id_)
