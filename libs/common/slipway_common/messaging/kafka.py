@@ -36,6 +36,9 @@ BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 UNOWNED_ALERT_SECONDS: Final = 10.0
 LOG_EVERY: Final = 30  # attempts, about as many seconds: one line per partition every half minute of an outage
 REPORT_SECONDS: Final = 1.0
+# Each consumer asks again this often while no records come, which is most of what an idle deployment costs. A partition
+# that was sought meanwhile is part of the next request only.
+FETCH_WAIT_MS: Final = 250
 STOPPED_SECONDS: Final = 5.0  # interval at which a stopped partition is checked again
 
 
@@ -116,7 +119,7 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
             ack_policy=AckPolicy.MANUAL,
             auto_offset_reset="earliest",
             listener=self,
-            fetch_max_wait_ms=100,
+            fetch_max_wait_ms=FETCH_WAIT_MS,
             session_timeout_ms=int(session_seconds * 1000),
             heartbeat_interval_ms=int(heartbeat_seconds * 1000),
         )

@@ -38,8 +38,6 @@ BROKER_TIMEOUT_SECONDS: Final = 15.0  # a leader without an answer from the brok
 WAIT_SECONDS_MAX: Final = 0.5  # for records when no timer is due; also the longest a stop waits
 TURN_SECONDS: Final = 0.02  # minimum between turns, so that single records are batched
 POLL_RECORDS: Final = 40_000  # of a backlog: a turn writes each subject once, so large turns write less
-# The fetcher polls a partition again only after its last request was answered; short waits keep latency low.
-FETCH_WAIT_MS: Final = 50
 PARTITION_BYTES: Final = 4 * 2**20
 FETCH_BYTES: Final = 32 * 2**20
 
@@ -149,7 +147,7 @@ class LeaderLoop:
             **client_options(self.kafka),
             enable_auto_commit=False,
             auto_offset_reset="earliest",
-            fetch_max_wait_ms=FETCH_WAIT_MS,
+            fetch_max_wait_ms=kafka.FETCH_WAIT_MS,
             max_partition_fetch_bytes=PARTITION_BYTES,
             fetch_max_bytes=FETCH_BYTES,
         )

@@ -61,6 +61,12 @@ share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 share.coordinator.state.topic.num.partitions=2
 
+# Each thread that waits for requests wakes up several times a second.
+num.io.threads=2
+num.network.threads=1
+group.coordinator.threads=1
+share.coordinator.threads=1
+
 # The first member of a group does not wait for others, and tests may use short session time-outs.
 group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=1000
