@@ -26,6 +26,8 @@ from tf import iface, runner, schema, types
 SOURCE = "registry.terraform.io/slipway/ledger"
 PAGE_BYTES = 4096
 leaked: list[bytearray] = []
+recording = threading.Lock()
+"""Held from an effect until it is recorded, and by a crash: Terraform makes several machines at a time."""
 
 
 def start_agent(agent: dict[str, Any], machine: dict[str, Any]) -> str:
@@ -180,6 +182,7 @@ class LedgerProvider(iface.Provider):
             case "hang":
                 time.sleep(fault["seconds"])
             case "crash":
+                recording.acquire()
                 os._exit(13)
             case "stderr":
                 sys.stderr.write(("noise " * 20 + "\n") * (fault["bytes"] // 121))
@@ -227,8 +230,9 @@ class LedgerMachine(iface.Resource):
         agent = self.provider.agent
         id_ = f"m-{os.urandom(6).hex()}" if agent is None else start_agent(agent, planned)
         machine = {**planned, "id": id_, "region": self.provider.region, "address": f"{id_}.ledger.invalid"}
-        self.ledger.write(machine)
-        self.ledger.record("create", id=id_, name=planned["name"], region=machine["region"], tags=planned["tags"])
+        with recording:
+            self.ledger.write(machine)
+            self.ledger.record("create", id=id_, name=planned["name"], region=machine["region"], tags=planned["tags"])
         self.provider.inject("create", ctx.diagnostics, done=True)
         return machine
 
@@ -243,8 +247,9 @@ class LedgerMachine(iface.Resource):
     def update(self, ctx: Any, current: dict[str, Any], planned: dict[str, Any]) -> dict[str, Any]:
         if self.provider.inject("update", ctx.diagnostics):
             return current
-        self.ledger.write(planned)
-        self.ledger.record("update", id=planned["id"], region=self.provider.region)
+        with recording:
+            self.ledger.write(planned)
+            self.ledger.record("update", id=planned["id"], region=self.provider.region)
         return planned
 
     def delete(self, ctx: Any, current: dict[str, Any]) -> None:
@@ -252,8 +257,9 @@ class LedgerMachine(iface.Resource):
             return
         if self.provider.agent is not None:
             end_agent(current["id"])
-        self.ledger.machine(current["id"]).unlink(missing_ok=True)
-        self.ledger.record("destroy", id=current["id"], region=self.provider.region)
+        with recording:
+            self.ledger.machine(current["id"]).unlink(missing_ok=True)
+            self.ledger.record("destroy", id=current["id"], region=self.provider.region)
         self.provider.inject("destroy", ctx.diagnostics, done=True)
 
     def import_(self, ctx: Any, id: str) -> dict[str, Any] | None:
