@@ -4,6 +4,7 @@ of a run of pure tests, and every mutant is such a run."""
 
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,9 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 # Workers under test are processes, also on an EC2 instance; tests of its metadata service give a fake one.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+
+# httpx2 looks for this module, which is not installed, at each request to an app, in all folders of the path.
+sys.modules.setdefault("sniffio", None)  # type: ignore[arg-type]
 
 # One broken law must be one failed assertion, since mutants are judged by assertions. Neither an example nor its
 # generation has a deadline, since their time depends on the machine.

@@ -14,7 +14,8 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.lease_broker_http import World, world_on
 from tests.support.provisioner import Provisioner, declared, provisioner_on
 
-ITEMS: Final = 2_500
+ITEMS: Final = 900
+PAGE: Final = 100
 START: Final = "'2026-01-01'::timestamptz"
 AUDIT: Final = f"""
 INSERT INTO audit (at, by, origin, action, reason, kind, subject_id, result)
@@ -150,7 +151,7 @@ async def walk(client: httpx2.AsyncClient, database: Database, listed: Listed) -
     gone: set[str] = set()
     url, cursor, pages = listed.path, None, 0
     while True:
-        answer = await client.get(url, params={"limit": 300} | ({"cursor": cursor} if cursor else {}))
+        answer = await client.get(url, params={"limit": PAGE} | ({"cursor": cursor} if cursor else {}))
         assert answer.status_code == 200, answer.text
         page = answer.json()
         seen += [listed.shown(row) for row in page["items"]]
