@@ -55,7 +55,9 @@ POOLS: Final = (
 SHORT: Final = ("killed", "stopped", "taken", "unavailable", "fenced")
 SHORT_TTL_SECONDS: Final = 4.0
 HELD: Final = "held"
-HOLD_SECONDS: Final = 8.0
+HOLD_SECONDS: Final = 5.0
+LONGER_SECONDS: Final = 2.0
+"""How long commands go on after the end of their hold."""
 LATENCY_SECONDS: Final = 0.04
 LOSSES: Final = ("continue", "raise")
 PACED: Final = "paced"
@@ -220,7 +222,7 @@ async def broker(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, session_folde
         broker = Broker(supervisor, folder, port)
         terms = {"limit": 1, "hold_seconds": 600.0, "reserve_seconds": 60.0, "pacing": "off"}
         pools = [{"id": name, **terms, "ttl_seconds": 120.0} for name in POOLS if name != PATIENT]
-        pools.append({"id": HELD, **terms, "limit": 20, "ttl_seconds": 8.0})
+        pools.append({"id": HELD, **terms, "limit": 20, "ttl_seconds": HOLD_SECONDS})
         pools.append({"id": PATIENT, **terms, "ttl_seconds": 120.0, "hold_seconds": 86_400.0})
         pools += [{"id": name, **terms, "ttl_seconds": SHORT_TTL_SECONDS} for name in SHORT]
         paced = dict.fromkeys(("hold_seconds", "ttl_seconds", "reserve_seconds"), PACED_HOLD_SECONDS)
@@ -300,7 +302,8 @@ async def test_the_end_of_the_hold_is_no_loss(broker: Broker, monkeypatch: pytes
     near.on_request = far.on_request = received.append
     far.delay = lambda: LATENCY_SECONDS
     urls = [f"http://127.0.0.1:{await proxy.start()}" for proxy in (near, far)]
-    command = ("--hold", f"{HOLD_SECONDS:g}s", "--", "sh", "-c", f"{UP}sleep {HOLD_SECONDS + 3:g}; echo ok")
+    script = f"{UP}sleep {HOLD_SECONDS + LONGER_SECONDS:g}; echo ok"
+    command = ("--hold", f"{HOLD_SECONDS:g}s", "--", "sh", "-c", script)
     runs = [
         await broker.run(HELD, "--on-loss", on_loss, *command, SLIPWAY_LEASE_BROKER_URL=url)
         for url in urls
@@ -310,7 +313,7 @@ async def test_the_end_of_the_hold_is_no_loss(broker: Broker, monkeypatch: pytes
 
     async def block(url: str, on_loss: str) -> str:
         async with lease(HELD, hold_seconds=HOLD_SECONDS, on_loss=on_loss, url=url, token=SECRET) as held:
-            await asyncio.sleep(HOLD_SECONDS + 3)
+            await asyncio.sleep(HOLD_SECONDS + LONGER_SECONDS)
             held.check()
         return held.lease_id
 
@@ -558,7 +561,8 @@ async def test_safe_says_at_once_that_its_slot_comes_too_late(broker: Broker) ->
     assert await ended(await broker.run(PATIENT, "--", "true")) == (0, [])  # records its pace on this host
     broker.supervisor.pause(NAME)
     try:
-        run = await broker.run(PATIENT, "--fail-open", "safe", "--max-wait", "25s", "--", "echo", "x")
+        soon = ("--unavailable-after", "0", "--max-wait", "7s")  # a first request may take 5 s
+        run = await broker.run(PATIENT, "--fail-open", "safe", *soon, "--", "echo", "x")
         code, err = await run.ended()
     finally:
         broker.supervisor.resume(NAME)

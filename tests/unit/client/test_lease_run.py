@@ -259,7 +259,7 @@ def test_the_end_of_the_hold_ends_nothing_else(broker: LeaseBroker, environment:
 
 
 def test_a_lease_is_renewed_while_the_command_runs(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds=TTL_SECONDS)]
+    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds=1.5)]
     broker.answers[RENEW] = [*broker.answers[ACQUIRE] * 2, problem(410, "lease-ended", reason="hold")]
     code, _ = run_until(environment, "lease ended (hold)", "--", "sh", "-c", "read line; exit 3")
     assert (code, broker.count(RENEW), broker.count(RELEASE)) == (3, 3, 1)
@@ -400,14 +400,14 @@ def test_unleased_starts_are_reported_before_a_request(broker: LeaseBroker, envi
 def test_safe_waits_for_its_place_in_the_pace(environment: dict[str, str], tmp_path: Path) -> None:
     """A pool that was never seen has a limit of 1: one start per hold, so the second one does not fit in the wait."""
     nowhere = environment | {"SLIPWAY_LEASE_BROKER_URL": NOWHERE}
-    safe = ("--unavailable-after", "0", "--hold", "5s", "--", "true")
+    safe = ("--unavailable-after", "0", "--hold", "2s", "--", "true")
     first = run(nowhere, "--max-wait", "60s", *safe)
     state = State(tmp_path, NOWHERE, print)
     taken = state.pace("aws-ci")
     assert taken is not None
     assert taken.next_start_at > 0
     # However long the first process took to end, the next place is still to come.
-    state.learn("aws-ci", msgspec.structs.replace(taken, next_start_at=taken.next_start_at + 1200.0))
+    state.learn("aws-ci", msgspec.structs.replace(taken, next_start_at=taken.next_start_at + 1230.0))
     second = run(nowhere, "--max-wait", "0.1s", *safe)
     assert (first.returncode, second.returncode) == (0, 125)
     assert "starting without a lease in" in first.stderr
