@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from slipway_api.http.lease_broker import Lease, UnleasedStart, UnleasedStarts
 from slipway_client.cli.main import app
-from slipway_client.leases import lease
+from slipway_client.leases import lease, session, unleased
 from slipway_client.leases.environment import of_command, without_secrets
 from slipway_client.leases.state import Spooled, State
 from slipway_common.base.clock import monotonic_seconds
@@ -181,9 +181,11 @@ def test_a_frozen_broker_delays_no_start(frozen: str, tmp_path: Path, monkeypatc
 
 
 def test_acquire_prints_the_lease_as_which_the_start_was_charged(
-    broker: LeaseBroker, environment: dict[str, str]
+    broker: LeaseBroker, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For its caller to release; nothing if the broker is unavailable, and no lease of somebody else."""
+    for module in (session, unleased):
+        monkeypatch.setattr(module, "LAST_TRY_SECONDS", 0.2)
     broker.answers |= {ACQUIRE: [waiting()], UNLEASED: [CHARGED]}
     full = slipway(environment, "acquire", "--pool", "aws-ci", "--max-wait", "1s", "--request-id", SOON)
     assert (full.exit_code, full.stdout) == (0, f"{HANDLE}\n")
