@@ -35,12 +35,14 @@ Class = ast.ClassDef
 
 
 class Module(msgspec.Struct, frozen=True):
-    """One module of the product. `path` is relative to the root, `name` the one by which it is imported."""
+    """One module of the product. `path` is relative to the root, `name` the one by which it is imported, `statements`
+    are those of all levels: what is counted is among them."""
 
     path: str
     name: str
     text: str
     tree: ast.Module
+    statements: Sequence[ast.stmt]
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -65,7 +67,18 @@ def modules(root: Path) -> Iterator[Module]:
         for file in sorted(root.glob(pattern)):
             path, text = file.relative_to(root), file.read_text(encoding="utf-8")
             name = ".".join(path.with_suffix("").parts[folders:]).removesuffix(".__init__")
-            yield Module(path.as_posix(), name, text, ast.parse(text))
+            tree = ast.parse(text)
+            yield Module(path.as_posix(), name, text, tree, list(_statements(tree)))
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        for node in ast.iter_child_nodes(waiting.pop()):
+            if isinstance(node, ast.stmt):
+                yield node
+            if not isinstance(node, ast.expr):  # in which there are no statements
+                waiting.append(node)
 
 
 def files(found: Sequence[Module]) -> list[Size]:
@@ -86,7 +99,7 @@ def classes(found: Sequence[Module]) -> list[Size]:
     return _descending(
         Size(sum(isinstance(part, Function) for part in node.body), f"{module.path}:{node.lineno} {node.name}")
         for module in found
-        for node in ast.walk(module.tree)
+        for node in module.statements
         if isinstance(node, Class)
     )
 
@@ -96,8 +109,8 @@ def functions(found: Sequence[Module]) -> list[Size]:
     sizes = []
     for module in found:
         if DOMAIN.match(module.path):
-            bound = {id(part) for node in ast.walk(module.tree) if isinstance(node, Class) for part in node.body}
-            for node in ast.walk(module.tree):
+            bound = {id(part) for node in module.statements if isinstance(node, Class) for part in node.body}
+            for node in module.statements:
                 if isinstance(node, Function):
                     number = parameters(node, method=id(node) in bound)
                     sizes.append(Size(number, f"{module.path}:{node.lineno} {node.name}"))
@@ -146,7 +159,7 @@ def imports(found: Sequence[Module]) -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for module in found:
         reached = graph[module.name] = set()
-        for node in ast.walk(module.tree):
+        for node in module.statements:
             if isinstance(node, ast.Import):
                 reached.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
