@@ -75,7 +75,7 @@ async def test_another_hosts_account_launches_nothing_here(local: Processes) -> 
 @needs_linux
 async def test_a_check_names_what_cannot_be_used(local: Processes, tmp_path: Path) -> None:
     """Folders of logs are made when they are needed, in one that exists."""
-    (tmp_path / "file").touch()
+    (tmp_path / "file").touch(0o755)
     given: dict[str, Any] = {"command": ["no-such-agent"], "work_folder": str(tmp_path / "none"), "processes_max": 2}
     bad = await local.check(account(**given, log_folder=str(tmp_path / "file" / "logs")), [])
     assert {(found.subject, found.remedy) for found in bad if found.state is CheckState.PROBLEM} == {
