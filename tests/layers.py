@@ -65,6 +65,17 @@ OUTSIDE: Final = (
     "tests/contract/test_metrics.py",
 )
 SOURCES: Final = ("tests/contract/sources",)
+# What no invariant between services needs: compatibility with programs of others, screens, first errors, and generated
+# requests, of which `make fuzz` sends many more.
+AT_LENGTH: Final = (
+    "tests/contract/boskos",
+    "tests/contract/test_first_errors.py",
+    "tests/contract/test_fuzz.py",
+    "tests/contract/test_worker_wrap.py",
+    "tests/unit/client/test_screen.py",
+    "tests/unit/client/test_top.py",
+    "tests/unit/worker/test_presets.py",
+)
 WORKSPACES: Final = tuple(
     f"tests/interleaving/test_{name}.py" for name in ("workspaces", "workspace_documents", "workspace_listings")
 )
@@ -97,16 +108,16 @@ WHOLE: Final = tuple(
 PATHS: Final = ("tests/e2e/test_path.py", "tests/e2e/test_lease_run.py")
 OF_TERRAFORM: Final = "terraform"
 
-# In the order in which they are begun: the longest first, so that both lanes end together.
+# In the order in which they are begun, so that both lanes end together.
 CORE: Final = {
-    "e2e": by_pytest(145, *PATHS, many=True),
-    "integration": by_pytest(195, *WHOLE),
-    "contract": by_pytest(295, "tests/contract", without=(*OUTSIDE, *SOURCES), named=f"not {OF_TERRAFORM}"),
-    "client": by_pytest(150, *CLIENT),
-    "interleaving": by_pytest(95, "tests/interleaving", without=WORKSPACES),
-    "check": Layer((*MAKE, "check"), 47, fast=True),
+    "e2e": by_pytest(120, *PATHS, many=True),
+    "integration": by_pytest(188, *WHOLE),
+    "contract": by_pytest(195, "tests/contract", without=(*OUTSIDE, *SOURCES, *AT_LENGTH), named=f"not {OF_TERRAFORM}"),
+    "client": by_pytest(110, *CLIENT, without=AT_LENGTH),
     "unit": by_pytest(75, "tests/unit", without=(*TOOLS, *CLIENT), fast=True),
+    "interleaving": by_pytest(90, "tests/interleaving", without=WORKSPACES),
     "simulation": by_pytest(72, "tests/simulation"),
+    "check": Layer((*MAKE, "check"), 47, fast=True),
 }
 """Layers of `make test`."""
 
@@ -114,11 +125,14 @@ QUEUES: Final = ("celery", "rq", "rabbitmq", "prometheus", "http", "exec", "sql"
 LONG: Final = {
     "tools": by_pytest(120, *TOOLS),
     "outside": by_pytest(250, *OUTSIDE),
+    "at-length": by_pytest(100, *AT_LENGTH),
     "sources": by_pytest(300, *SOURCES, many=True),
     "services": by_pytest(400, "tests/integration", without=WHOLE),
     "systems": by_pytest(300, "tests/e2e", without=PATHS, many=True),
     "terraform": by_pytest(300, "tests/terraform", *WORKSPACES, many=True),
-    "terraform-contract": by_pytest(120, "tests/contract", without=(*OUTSIDE, *SOURCES), named=OF_TERRAFORM, many=True),
+    "terraform-contract": by_pytest(
+        120, "tests/contract", without=(*OUTSIDE, *SOURCES, *AT_LENGTH), named=OF_TERRAFORM, many=True
+    ),
     "requirements": target(120, "requirements"),
     "histories": target(120, "histories", "N=20"),
     "readme": target(120, "readme"),
@@ -202,7 +216,7 @@ EXEMPT: Final = {
 }
 """Targets of the Makefile that are no layer, with the reason."""
 
-LEASES: Final = ("lease-harm", "leases-model", "square-wave", "fairness", "requirements", "histories")
+LEASES: Final = ("at-length", "lease-harm", "leases-model", "square-wave", "fairness", "requirements", "histories")
 PROVIDER: Final = ("services", "systems", "windows", "drill", "growth", "simulate")
 ATTACH: Final = tuple(name for name in LONG if name.startswith("attach"))
 AWS: Final = ("outside", "ec2-check", "ec2-limits", "ec2-spot", "ec2-storm", "ec2-codes")
@@ -210,12 +224,12 @@ TERRAFORM: Final = tuple(name for name in LONG if "terraform" in name)
 AREAS: Final = (
     ("libs/terraform/*", TERRAFORM),
     ("libs/client/slipway_client/leases/*", ("lease-harm", "leases-model", "square-wave", "readme")),
-    ("libs/client/*", ("outside", "services", "readme", "screen-shot", "bench-commands")),
+    ("libs/client/*", ("at-length", "outside", "services", "readme", "screen-shot", "bench-commands")),
     ("libs/local/slipway_local/ec2/*", AWS),
     ("libs/local/slipway_local/terraform/*", TERRAFORM),
     ("libs/local/*", ("tools", "demo", "demo-redis", "try-image", "drill")),
     ("libs/api/*", ("services", "fuzz", "contracts-check")),
-    ("libs/common/*", ("services", "systems", "outside", "drill", "histories", "simulate", "fuzz")),
+    ("libs/common/*", ("at-length", "services", "systems", "outside", "drill", "histories", "simulate", "fuzz")),
     ("services/lease-broker/*", (*LEASES, "services", "fuzz", "bench-leases")),
     (
         "services/weight-calculator/*",
@@ -246,7 +260,7 @@ AREAS: Final = (
     ),
     ("tests/contract/sources/*", ("sources",)),
     ("tests/attach/*", ATTACH),
-    ("tests/contract/*", ("outside", "terraform-contract")),
+    ("tests/contract/*", ("at-length", "outside", "terraform-contract")),
     ("tests/integration/*", ("services", "terraform-state")),
     ("tests/interleaving/*", ("terraform",)),
     ("tests/e2e/*", ("systems", "changes", "windows")),
@@ -260,7 +274,7 @@ AREAS: Final = (
     ("tests/compose/*", ("compose-check",)),
     ("tests/data/*", ("ec2-codes",)),
     ("tests/tools/*", ("tools", "mutants", "structure")),
-    ("tests/unit/*", ("tools",)),
+    ("tests/unit/*", ("at-length", "tools")),
     ("tests/mutants.toml", ("mutants",)),
     ("tests/survivors.toml", ("tools",)),
     ("tests/*", ("services", "systems", "mutants")),

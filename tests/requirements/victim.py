@@ -46,7 +46,8 @@ async def grant(url: str, word: int) -> None:
     die_at(word)
     await broker.send(*(acquire_request(name) for name in names))
     await broker.decide()
-    await broker.close()
+    await broker.stop()
+    await broker.pool.close()
 
 
 def live(url: str, word: int) -> int:

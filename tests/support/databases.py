@@ -1,9 +1,11 @@
 """Migrated databases of a service for tests, with a clock that tests set.
 
-They are emptied and used again. A new database is a copy of hundreds of files, and so is TRUNCATE of all tables, while
-DELETE of a few rows takes none.
+They are emptied and used again, and so are connections to them. A new database is a copy of hundreds of files, and so
+is TRUNCATE of all tables, while DELETE of a few rows takes none. A new session costs the server more than most tests:
+it reads the catalogue and plans every statement again.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from itertools import count
@@ -12,17 +14,21 @@ from typing import Final, NamedTuple
 import asyncpg
 
 from slipway_common.database import migrate, postgres
-from slipway_common.database.postgres import Connection
+from slipway_common.database.postgres import CONNECTIONS, Connection, Database
 from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.support.harness import PATIENT
 
 SETTABLE_CLOCK: Final = """
 CREATE TABLE test_clock (at timestamptz NOT NULL);
 INSERT INTO test_clock VALUES ('2026-01-01 12:00+00');
 CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM test_clock'"""
-# Sessions that a test has left open end, with their locks. Foreign keys are off, so that rows may be deleted
+REUSED: Final = {"application_name": "reused between tests"}
+"""Settings of sessions that are used again."""
+# Other sessions that a test has left open end, with their locks. Foreign keys are off, so that rows may be deleted
 # in any order.
 EMPTY: Final = """
-SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid();
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name <> '{reused}';
 SET session_replication_role = replica;
 SET search_path TO {schema};
 DO $$ DECLARE name text; BEGIN
@@ -46,6 +52,7 @@ class Kept(NamedTuple):
 
 
 _idle: dict[tuple[str, str], list[Kept]] = {}
+_connected: dict[str, dict[tuple[asyncio.AbstractEventLoop, int], list[Database]]] = {}
 
 
 @contextlib.asynccontextmanager
@@ -57,12 +64,32 @@ async def empty_database(server: EmbeddedPostgres, service: str) -> AsyncIterato
     idle.append(kept)
 
 
+@contextlib.asynccontextmanager
+async def connected(url: str, service: str, *, size: int = CONNECTIONS) -> AsyncIterator[Database]:
+    """Connection pool with patient sessions, to a database of `empty_database`. After an error in the block, or with a
+    connection that is still taken, it is closed instead of being used again."""
+    idle = _connected.setdefault(url, {}).setdefault((asyncio.get_running_loop(), size), [])
+    database = idle.pop() if idle else await postgres.connect(url, service, size=size, settings=PATIENT | REUSED)
+    try:
+        yield database
+    except BaseException:
+        await database.close()
+        raise
+    if database.is_closing() or database.get_idle_size() < database.get_size():
+        await database.close()
+    else:
+        idle.append(database)
+
+
 async def _emptied(kept: Kept, service: str) -> Kept:
     """Empty a database just before it is used again: the server may have been restarted since, and would not be the one
-    on which it was compared."""
+    on which it was compared. No session outlives that."""
     if kept.superuser.is_closed():
+        for idle in _connected.pop(kept.url, {}).values():
+            for database in idle:
+                database.terminate()
         kept = Kept(kept.url, await asyncpg.connect(kept.url))
-    await kept.superuser.execute(EMPTY.format(schema=postgres.schema_of(service)))
+    await kept.superuser.execute(EMPTY.format(schema=postgres.schema_of(service), reused=REUSED["application_name"]))
     return kept
 
 

@@ -20,7 +20,6 @@ from slipway_api.events.lease import (
 )
 from slipway_api.events.topics import DECODERS, LEASE_REQUEST
 from slipway_common.base.ids import new_id
-from slipway_common.database import postgres
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.messaging import outbox
 from slipway_common.messaging.records import Received
@@ -42,7 +41,7 @@ from slipway_lease_broker.store import gangs, pools
 from slipway_lease_broker.store.retention import RETENTION
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
-from tests.support.databases import empty_database
+from tests.support.databases import connected, empty_database
 from tests.support.retention import prune_all
 
 SERVICE = "lease-broker"
@@ -239,11 +238,11 @@ class Broker:
         self._started.append(asyncio.create_task(step))
         return self._started[-1]
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
+        """Cancel what was started."""
         for task in self._started:
             task.cancel()
         await asyncio.gather(*self._started, return_exceptions=True)
-        await self.pool.close()
 
     async def until_waiting(self, *tasks: asyncio.Task[Any]) -> None:
         """Wait until each of these waits for a lock."""
@@ -253,12 +252,12 @@ class Broker:
 @contextlib.asynccontextmanager
 async def broker_on(server: EmbeddedPostgres) -> AsyncIterator[Broker]:
     """A broker on an empty database of its own."""
-    async with empty_database(server, SERVICE) as url:
-        broker = Broker(await postgres.connect(url, SERVICE, settings=harness.PATIENT))
+    async with empty_database(server, SERVICE) as url, connected(url, SERVICE) as database:
+        broker = Broker(database)
         try:
             yield broker
         finally:
-            await broker.close()
+            await broker.stop()
 
 
 def kinds(events: Sequence[Any]) -> list[str]:

@@ -9,7 +9,6 @@ import httpx2
 import msgspec
 
 from slipway_common.base.ids import hash_secret
-from slipway_common.database import postgres
 from slipway_common.database.postgres import Database
 from slipway_lease_broker.grant_notifier import GrantNotifier
 from slipway_lease_broker.grant_waiters import GrantWaiters
@@ -18,7 +17,7 @@ from slipway_lease_broker.main import build
 from slipway_lease_broker.settings import Settings
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
-from tests.support.databases import empty_database
+from tests.support.databases import connected, empty_database
 from tests.support.lease_broker import SERVICE, Broker, after, terms
 
 CALLERS: Final = {
@@ -113,13 +112,11 @@ async def world_on(server: EmbeddedPostgres, folder: Path, *, replicas: int = 1)
     tokens = write_tokens(folder)
     async with contextlib.AsyncExitStack() as stack:
         url = await stack.enter_async_context(empty_database(server, SERVICE))
-        broker = Broker(await postgres.connect(url, SERVICE, settings=harness.PATIENT))
-        stack.push_async_callback(broker.close)
+        broker = Broker(await stack.enter_async_context(connected(url, SERVICE)))
+        stack.push_async_callback(broker.stop)
         world = World(broker, [])
         for _ in range(replicas):
-            pool = await postgres.connect(url, SERVICE, settings=harness.PATIENT)
-            stack.push_async_callback(pool.close)
-            replica = Replica(pool, url, tokens)
+            replica = Replica(await stack.enter_async_context(connected(url, SERVICE)), url, tokens)
             if replicas > 1:
                 await stack.enter_async_context(replica.grant_notifier.running(replica.grant_waiters.check_grants))
                 await harness.until(lambda replica=replica: replica.grant_notifier.listening)  # type: ignore[misc]

@@ -21,7 +21,6 @@ from slipway_api.events.topics import DECODERS, TOPIC_OF
 from slipway_api.events.weight import StageHealth, WeightChanged
 from slipway_api.http.declaration import Change
 from slipway_common.base.ids import hash_secret, new_id
-from slipway_common.database import postgres
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.declaration.identity import canonical_body
 from slipway_common.declaration.models import LaunchConfig
@@ -48,8 +47,8 @@ from slipway_provisioner.store import declarations, pools, usage, workers
 from slipway_provisioner.store.retention import RETENTION
 from tests.support import harness, readers
 from tests.support.cloud import START, Cloud
-from tests.support.databases import empty_database
-from tests.support.harness import PATIENCE_SECONDS, PATIENT
+from tests.support.databases import connected, empty_database
+from tests.support.harness import PATIENCE_SECONDS
 from tests.support.retention import prune_all
 from tests.support.typed_answers import checking
 
@@ -513,12 +512,11 @@ async def provisioner_on(
     server: EmbeddedPostgres, provider: Provider | None = None, **settings: Any
 ) -> AsyncIterator[Provisioner]:
     """Provisioner on an empty database of its own."""
-    async with empty_database(server, SERVICE) as url:
-        provisioner = Provisioner(await postgres.connect(url, SERVICE, size=10, settings=PATIENT), provider, **settings)
+    async with empty_database(server, SERVICE) as url, connected(url, SERVICE, size=10) as database:
+        provisioner = Provisioner(database, provider, **settings)
         try:
             yield provisioner
             await provisioner.stop()
             assert await usage.drift(provisioner.database) == 0, "counters differ from the rows that they count"
         finally:
             await provisioner.stop()
-            await provisioner.database.close()

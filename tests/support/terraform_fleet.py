@@ -24,8 +24,8 @@ from slipway_provisioner.domain.workspaces import Kind, Phase, Workspace
 from slipway_provisioner.providers.port import Accepted, CreateRequest, Refused
 from slipway_provisioner.providers.terraform.adapter import Terraform
 from slipway_provisioner.store import workspaces
-from tests.support.databases import empty_database
-from tests.support.harness import PATIENT, until
+from tests.support.databases import connected, empty_database
+from tests.support.harness import until
 from tests.support.providers import request
 from tests.support.terraform_provider import (
     account_settings,
@@ -162,16 +162,12 @@ class Fleet:
 @contextlib.asynccontextmanager
 async def fleet_on(server: EmbeddedPostgres, **account: Any) -> AsyncIterator[Fleet]:
     """A fleet with nothing in it, in which launches may start."""
-    async with empty_database(server, SERVICE) as url:
-        database = await postgres.connect(url, SERVICE, size=10, settings=PATIENT)
-        try:
-            with new_place() as place:
-                async with real_clock(database):
-                    fleet = Fleet(url, database, place, **account)
-                    await startable(database, fleet.account, CONFIG)
-                    yield fleet
-        finally:
-            await database.close()
+    async with empty_database(server, SERVICE) as url, connected(url, SERVICE, size=10) as database:
+        with new_place() as place:
+            async with real_clock(database):
+                fleet = Fleet(url, database, place, **account)
+                await startable(database, fleet.account, CONFIG)
+                yield fleet
 
 
 async def main(url: str, folder: str) -> None:

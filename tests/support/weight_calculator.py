@@ -27,7 +27,6 @@ from slipway_api.events.worker import (
 )
 from slipway_common.base.ids import new_id
 from slipway_common.base.signal_rules import DEFAULT_RULES
-from slipway_common.database import postgres
 from slipway_common.database.postgres import Database
 from slipway_common.messaging.consume import Owned, Place, Portion
 from slipway_common.messaging.envelope import Envelope, encode
@@ -42,8 +41,7 @@ from slipway_weight_calculator.store.journal import Entry
 from slipway_weight_calculator.store.retention import RETENTION
 from slipway_weight_calculator.store.world import TABLES
 from slipway_weight_calculator.work import TOPICS, Calculation, Folding
-from tests.support.databases import empty_database
-from tests.support.harness import PATIENT
+from tests.support.databases import connected, empty_database
 from tests.support.retention import prune_all
 
 SERVICE: Final = "weight-calculator"
@@ -256,12 +254,8 @@ def encoded(topic: Topic, event: Any, offset: int, at: datetime, **attributes: A
 @contextlib.asynccontextmanager
 async def calculator_on(server: EmbeddedPostgres, *, size: int = 4) -> AsyncIterator[Calculator]:
     """A calculator on an empty database of its own."""
-    async with empty_database(server, SERVICE) as url:
-        database = await postgres.connect(url, SERVICE, size=size, settings=PATIENT)
-        try:
-            calculator = Calculator(database)
-            await calculator.set_clock(0)
-            await calculator.take_over()
-            yield calculator
-        finally:
-            await database.close()
+    async with empty_database(server, SERVICE) as url, connected(url, SERVICE, size=size) as database:
+        calculator = Calculator(database)
+        await calculator.set_clock(0)
+        await calculator.take_over()
+        yield calculator
