@@ -112,7 +112,7 @@ OF_TERRAFORM: Final = "terraform"
 CORE: Final = {
     "e2e": by_pytest(120, *PATHS, many=True),
     "integration": by_pytest(188, *WHOLE),
-    "contract": by_pytest(195, "tests/contract", without=(*OUTSIDE, *SOURCES, *AT_LENGTH), named=f"not {OF_TERRAFORM}"),
+    "contract": by_pytest(180, "tests/contract", without=(*OUTSIDE, *SOURCES, *AT_LENGTH), named=f"not {OF_TERRAFORM}"),
     "client": by_pytest(110, *CLIENT, without=AT_LENGTH),
     "unit": by_pytest(75, "tests/unit", without=(*TOOLS, *CLIENT), fast=True),
     "interleaving": by_pytest(90, "tests/interleaving", without=WORKSPACES),

@@ -561,7 +561,7 @@ async def test_safe_says_at_once_that_its_slot_comes_too_late(broker: Broker) ->
     assert await ended(await broker.run(PATIENT, "--", "true")) == (0, [])  # records its pace on this host
     broker.supervisor.pause(NAME)
     try:
-        soon = ("--unavailable-after", "0", "--max-wait", "7s")  # a first request may take 5 s
+        soon = ("--unavailable-after", "0", "--max-wait", "4s")  # over when the first request is given up, after 5 s
         run = await broker.run(PATIENT, "--fail-open", "safe", *soon, "--", "echo", "x")
         code, err = await run.ended()
     finally:
