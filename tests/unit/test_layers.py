@@ -84,7 +84,7 @@ def test_a_slow_layer_fails_on_quiet_processors() -> None:
 
 def test_the_choice_of_layers() -> None:
     assert chosen([], {}) == list(CORE)
-    assert chosen([], {"FAST": "1"}) == ["unit", "check"]
+    assert chosen([], {"FAST": "1"}) == ["unit", "calculator", "check"]
     assert chosen([], {"ALL": "1"}) == [*CORE, *LONG]
     assert chosen(["readme", "unit"], {}) == ["unit", "readme"]
     with pytest.raises(SystemExit, match="no such layer: nothing; there are e2e"):
