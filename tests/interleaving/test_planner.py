@@ -13,7 +13,7 @@ from slipway_provisioner.apply.plan import cancel
 from slipway_provisioner.domain import planning
 from slipway_provisioner.domain.planning import Plan
 from slipway_provisioner.domain.pool import Observed
-from slipway_provisioner.loops.plan import LOCK_SECONDS, Planner, wake_waiting
+from slipway_provisioner.loops.plan import LAUNCHING_SECONDS, LOCK_SECONDS, Planner, wake_waiting
 from slipway_provisioner.store import marks, pools, waiting
 from tests.support.harness import until, until_ended_or_waiting
 from tests.support.provisioner import Provisioner, after, declared, in_transaction, report, stopped_at
@@ -62,6 +62,10 @@ async def demanded(provisioner: Provisioner, *shared: str, lock_seconds: float =
     await provisioner.database.execute("DELETE FROM dirty_pool")
     for pool_id in POOLS:
         await provisioner.demand(report(1, pool_id=pool_id))
+    return planner_of(provisioner, lock_seconds)
+
+
+def planner_of(provisioner: Provisioner, lock_seconds: float = LOCK_SECONDS) -> Planner:
     return Planner(
         settings=provisioner.settings,
         calculator_unavailable_seconds=lambda: 0.0,
@@ -278,6 +282,24 @@ async def test_a_kept_plan_finds_all_by_indexes(provisioner: Provisioner) -> Non
             assert await pools.claim_dirty(db, 60)
             await provisioner.observe(db, POOLS[0])
             assert not [row["relname"] for row in await db.fetch(READ_WHOLE)]
+
+
+@locking("store.functions.CLAIM_DIRTY")
+@pytest.mark.parametrize("begins", [True, False])
+async def test_a_pool_is_planned_again_after_its_calls_have_begun(provisioner: Provisioner, begins: bool) -> None:
+    """Calls need the locks of its decisions, which would leave them no room under load; a call that cannot begin holds
+    none up for long."""
+    await provisioner.admitted()
+    planner = planner_of(provisioner)
+    await provisioner.demand(report(2, at=1))
+    assert not await planner.step(provisioner.database)
+    assert await provisioner.states() == {"requested": 1}
+    if begins:
+        await provisioner.launch()
+    else:
+        await provisioner.set_clock(LAUNCHING_SECONDS)
+    await planner.step(provisioner.database)
+    assert await provisioner.states() == ({"starting": 1, "requested": 1} if begins else {"requested": 2})
 
 
 # Pools that wait for a shared window

@@ -30,6 +30,9 @@ POOLS_MAX: Final = 8
 """Most pools that are planned in one transaction, whose keys others wait for until its end."""
 LOCK_SECONDS: Final = 0.05
 """Longest wait of a planner for a lock, which holds a connection. Then other pools come first."""
+LAUNCHING_SECONDS: Final = 2.0
+"""Longest time after a launch for which its pool is planned again only once its call has begun, if a lease is granted.
+Both need the lock of the pool: under load, decisions on single changes would leave no room for calls."""
 RETRY_SECONDS: Final = 5.0  # between two attempts at a pool whose planning fails
 CONTENDED: Final = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
 
@@ -53,12 +56,14 @@ class Planner:
         calculator_unavailable_seconds: Callable[[], float],
         publish: Callable[[], None],
         lock_seconds: float = LOCK_SECONDS,
+        launching_seconds: float = LAUNCHING_SECONDS,
     ) -> None:
         """`publish` is called after each commit, whose events no loop of this process has to handle."""
         self._settings = settings
         self._calculator_unavailable_seconds = calculator_unavailable_seconds
         self._publish = publish
         self._lock_seconds = lock_seconds
+        self._launching_seconds = launching_seconds
         self._turn = asyncio.Lock()
 
     async def step(self, database: Database) -> bool:
@@ -90,6 +95,7 @@ class Planner:
                     calculator_unavailable_seconds=self._calculator_unavailable_seconds,
                     claimed=claimed,
                     lock_seconds=self._lock_seconds,
+                    launching_seconds=self._launching_seconds,
                     most=most,
                     turn=contextlib.nullcontext() if most == 1 else self._turn,
                 )
@@ -121,6 +127,7 @@ async def plan_next(
     calculator_unavailable_seconds: Callable[[], float],
     claimed: Callable[[], None] = _nothing,
     lock_seconds: float = LOCK_SECONDS,
+    launching_seconds: float = 0.0,
     most: int = 1,
     turn: contextlib.AbstractAsyncContextManager[Any] = contextlib.nullcontext(),
 ) -> int:
@@ -130,7 +137,7 @@ async def plan_next(
     dirty: Sequence[Dirty] = ()
     try:
         async with contextlib.AsyncExitStack() as writing, database.acquire() as db, db.transaction():
-            dirty = await pools.claim_dirty(db, lock_seconds, most)
+            dirty = await pools.claim_dirty(db, lock_seconds, most, launching_seconds=launching_seconds)
             if not dirty:
                 return 0
             if dirty[0].more:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from textwrap import fill
 from typing import Final
 
-from slipway_api.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING
+from slipway_api.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING, WAITING
 from slipway_api.events.scopes import NEW_SHARED_WINDOWS
 from slipway_common.database.tables import PLANS_KEPT
 from slipway_common.messaging.incarnation import TRUSTED
@@ -134,12 +134,15 @@ END $$"""
 # In the order of an index, so that it ends at the first free pools, however many are dirty, or will be later. `most`
 # marks are looked at, of which several may be of one pool.
 # Nothing is planned before the relay has compared this database with the log on the running server.
+# A pool is left out while a call under a lease of its last launches, of less than `launching_seconds` ago, has not
+# begun. By launch configs, since the index of workers has these before their states.
 # `more`: other pools are due as well.
 # The rest of the transaction waits for no lock longer than `timeout`. To plan the statements of one decision anew would
 # take longer than to execute them.
 CLAIM_DIRTY: Final = f"""
 CREATE FUNCTION claim_dirty(
-    timeout text, most integer, OUT claimed_id text, OUT reasons text[], OUT since timestamptz, OUT more boolean
+    timeout text, most integer, launching_seconds float8,
+    OUT claimed_id text, OUT reasons text[], OUT since timestamptz, OUT more boolean
 ) RETURNS SETOF record LANGUAGE plpgsql AS $$
 DECLARE
     claimed text[];
@@ -149,6 +152,11 @@ BEGIN
         SELECT p.id FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id
         WHERE d.due_at <= (SELECT slipway_clock())
             AND ({TRUSTED})
+            AND (launching_seconds = 0 OR NOT EXISTS (
+                SELECT FROM launch_config c JOIN worker w ON w.pool_id = c.pool_id AND w.launch_config_id = c.id
+                WHERE c.pool_id = p.id AND c.state = 'active'
+                    AND w.state IN ({states(WAITING)}) AND w.lease_id IS NOT NULL
+                    AND w.requested_at > (SELECT slipway_clock()) - launching_seconds * interval '1 s'))
         ORDER BY d.due_at, d.id LIMIT most FOR UPDATE OF p SKIP LOCKED);
     RETURN QUERY WITH unmarked AS (
         DELETE FROM dirty_pool WHERE pool_id = ANY(claimed) AND due_at <= slipway_clock()

@@ -210,10 +210,14 @@ class Dirty(msgspec.Struct, frozen=True):
     more: bool = False
 
 
-async def claim_dirty(tx: Connection, lock_seconds: float, most: int = 1) -> list[Dirty]:
-    """Lock the pools that have been dirty longest and that no planner holds, `most` of them at most. After that no
-    statement of the transaction waits for a lock longer than `lock_seconds`."""
-    rows = await tx.fetch("SELECT * FROM claim_dirty($1, $2)", f"{lock_seconds * 1000:.0f}ms", most)
+async def claim_dirty(
+    tx: Connection, lock_seconds: float, most: int = 1, *, launching_seconds: float = 0.0
+) -> list[Dirty]:
+    """Lock the pools that have been dirty longest and that no planner holds, `most` of them at most, without those with
+    a launch of the last `launching_seconds` whose call has not begun. After that no statement of the transaction waits
+    for a lock longer than `lock_seconds`."""
+    timeout = f"{lock_seconds * 1000:.0f}ms"
+    rows = await tx.fetch("SELECT * FROM claim_dirty($1, $2, $3)", timeout, most, launching_seconds)
     return [Dirty(row["claimed_id"], frozenset(row["reasons"]), row["since"], row["more"]) for row in rows]
 
 

@@ -970,7 +970,8 @@ END $$;
 CREATE TRIGGER headroom_freed AFTER INSERT ON shared_usage FOR EACH ROW
 WHEN (new.in_flight + new.unfolded < 0) EXECUTE FUNCTION wake_waiting();
 CREATE FUNCTION claim_dirty(
-    timeout text, most integer, OUT claimed_id text, OUT reasons text[], OUT since timestamptz, OUT more boolean
+    timeout text, most integer, launching_seconds float8,
+    OUT claimed_id text, OUT reasons text[], OUT since timestamptz, OUT more boolean
 ) RETURNS SETOF record LANGUAGE plpgsql AS $$
 DECLARE
     claimed text[];
@@ -980,6 +981,11 @@ BEGIN
         SELECT p.id FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id
         WHERE d.due_at <= (SELECT slipway_clock())
             AND (SELECT EXISTS (SELECT FROM incarnation WHERE server = slipway_server() AND requested IS NULL))
+            AND (launching_seconds = 0 OR NOT EXISTS (
+                SELECT FROM launch_config c JOIN worker w ON w.pool_id = c.pool_id AND w.launch_config_id = c.id
+                WHERE c.pool_id = p.id AND c.state = 'active'
+                    AND w.state IN ('requested') AND w.lease_id IS NOT NULL
+                    AND w.requested_at > (SELECT slipway_clock()) - launching_seconds * interval '1 s'))
         ORDER BY d.due_at, d.id LIMIT most FOR UPDATE OF p SKIP LOCKED);
     RETURN QUERY WITH unmarked AS (
         DELETE FROM dirty_pool WHERE pool_id = ANY(claimed) AND due_at <= slipway_clock()
