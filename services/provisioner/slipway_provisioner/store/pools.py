@@ -252,7 +252,7 @@ async def _observed(
     pool_id = dirty.pool_id
     row, counts, launch_stop = dict(read["pool"]), dict(read["fleet"]), read["launch_stop"]
     attempt_in_seconds, idle_seconds = row.pop("attempt_in_seconds"), row.pop("idle_seconds")
-    missing_since = msgspec.convert(row.pop("missing_since"), datetime | None)
+    missing_since = _time(row.pop("missing_since"))
     surplus, short = balance.surplus_of(row.pop("surplus")), row.pop("short")
     pool = Pool(**row | {"scaling_ratio": Fraction(row["scaling_ratio"])})
     marked = counts.pop("marked")
@@ -350,8 +350,13 @@ def _shared(row: Any) -> Shared:
     values = dict(row)
     del values["counter_rows"]
     window = shared_window_size(values.pop("kind"), row["stage"], values.pop("size"))
-    since = msgspec.convert(values["waiting_since"], datetime | None)
-    return Shared(**values | {"key": Key.of(row["key"]), "window": window, "waiting_since": since})
+    known = {"key": Key.of(row["key"]), "window": window, "waiting_since": _time(row["waiting_since"])}
+    return Shared(**values | known)
+
+
+def _time(read: datetime | str | None) -> datetime | None:
+    """A time, of a row or of one in JSON. A conversion by type takes as long as the rest of such a row."""
+    return datetime.fromisoformat(read) if isinstance(read, str) else read
 
 
 def shared_window_size(kind: str, stage: str, published: int | None) -> int | None:
