@@ -206,12 +206,14 @@ class Provisioner:
         return bool(await self.plan_together(1))
 
     async def plan_together(self, most: int) -> int:
-        """Plan some pools in one transaction, however long its locks take; returns how many the next one may take."""
+        """Plan some pools in one transaction, however long its locks take and whether or not their calls have begun;
+        returns how many the next one may take."""
         return await plan.plan_next(
             self.database,
             settings=self.settings,
             calculator_unavailable_seconds=lambda: self.unavailable_seconds,
             lock_seconds=PATIENCE_SECONDS,
+            launching_seconds=0.0,
             most=most,
         )
 

@@ -56,14 +56,12 @@ class Planner:
         calculator_unavailable_seconds: Callable[[], float],
         publish: Callable[[], None],
         lock_seconds: float = LOCK_SECONDS,
-        launching_seconds: float = LAUNCHING_SECONDS,
     ) -> None:
         """`publish` is called after each commit, whose events no loop of this process has to handle."""
         self._settings = settings
         self._calculator_unavailable_seconds = calculator_unavailable_seconds
         self._publish = publish
         self._lock_seconds = lock_seconds
-        self._launching_seconds = launching_seconds
         self._turn = asyncio.Lock()
 
     async def step(self, database: Database) -> bool:
@@ -95,7 +93,6 @@ class Planner:
                     calculator_unavailable_seconds=self._calculator_unavailable_seconds,
                     claimed=claimed,
                     lock_seconds=self._lock_seconds,
-                    launching_seconds=self._launching_seconds,
                     most=most,
                     turn=contextlib.nullcontext() if most == 1 else self._turn,
                 )
@@ -127,13 +124,14 @@ async def plan_next(
     calculator_unavailable_seconds: Callable[[], float],
     claimed: Callable[[], None] = _nothing,
     lock_seconds: float = LOCK_SECONDS,
-    launching_seconds: float = 0.0,
+    launching_seconds: float = LAUNCHING_SECONDS,
     most: int = 1,
     turn: contextlib.AbstractAsyncContextManager[Any] = contextlib.nullcontext(),
 ) -> int:
     """Plan `most` dirty pools under their locks and commit the plans; returns how many the next attempt may take, 0 if
     no pool is dirty. If one of several fails or waits for a lock, each is planned alone. `claimed` is called once
-    pools are locked, if others are dirty. `turn` is held from the locks of shared windows to the commit."""
+    pools are locked, if others are dirty. `turn` is held from the locks of shared windows to the commit. Pools with a
+    call to begin, for a launch of the last `launching_seconds`, are left out."""
     dirty: Sequence[Dirty] = ()
     try:
         async with contextlib.AsyncExitStack() as writing, database.acquire() as db, db.transaction():

@@ -981,11 +981,11 @@ BEGIN
         SELECT p.id FROM dirty_pool d JOIN worker_pool p ON p.id = d.pool_id
         WHERE d.due_at <= (SELECT slipway_clock())
             AND (SELECT EXISTS (SELECT FROM incarnation WHERE server = slipway_server() AND requested IS NULL))
-            AND (launching_seconds = 0 OR NOT EXISTS (
+            AND NOT EXISTS (
                 SELECT FROM launch_config c JOIN worker w ON w.pool_id = c.pool_id AND w.launch_config_id = c.id
                 WHERE c.pool_id = p.id AND c.state = 'active'
                     AND w.state IN ('requested') AND w.lease_id IS NOT NULL
-                    AND w.requested_at > (SELECT slipway_clock()) - launching_seconds * interval '1 s'))
+                    AND w.requested_at > (SELECT slipway_clock()) - launching_seconds * interval '1 s')
         ORDER BY d.due_at, d.id LIMIT most FOR UPDATE OF p SKIP LOCKED);
     RETURN QUERY WITH unmarked AS (
         DELETE FROM dirty_pool WHERE pool_id = ANY(claimed) AND due_at <= slipway_clock()
