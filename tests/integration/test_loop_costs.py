@@ -2,12 +2,14 @@
 
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from bench.loops.cost import cpu_seconds
+from slipway_common.database.tables import PLANS_KEPT
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.unresponsiveness import TIMEOUT_PART
-from slipway_provisioner.store import account_checks, deadlines, leases, spending, starts, usage
+from slipway_provisioner.store import account_checks, deadlines, leases, pools, spending, starts, usage
 from slipway_provisioner.store.retention import DELETE_SHARES
 from tests.support.plans import rows_read
 from tests.support.provisioner import PASSED, Provisioner, provisioner_on, revision_id
@@ -50,6 +52,17 @@ FROM launch_config, generate_series(1, {LIVE}) AS n""",
     "SELECT id FROM worker WHERE state = 'running' LIMIT 1)",
     PASSED,
 )
+OTHERS: Final = 500
+# Workers of another pool, of which half wait for leases and half drain.
+OTHER_POOL: Final = f"""
+WITH other AS (
+    INSERT INTO worker_pool SELECT (p).* FROM (
+        SELECT jsonb_populate_record(p, '{{"id": "other"}}') AS p FROM worker_pool p) AS p)
+INSERT INTO worker (id, pool_id, launch_config_id, account_id, image_revision, state, decision_id, requested_at,
+    drain_until, traceparent)
+SELECT gen_random_uuid(), 'other', c.id, 'sim-a', 'linux-1', s.state, gen_random_uuid(), slipway_clock(), s.until, ''
+FROM launch_config c, generate_series(1, {OTHERS}),
+    (VALUES ('requested', null::timestamptz), ('running', slipway_clock())) AS s (state, until)"""
 DEFAULTS: Final = {"on-demand": {"unresponsive_seconds": 900.0}}
 OF_ACCOUNT: Final = (DEFAULTS, ["sim-a"])
 
@@ -75,6 +88,22 @@ async def test_a_start_reads_no_others_that_wait(provisioner: Provisioner) -> No
             await starts.share(db, [grant.lease_id])
             read = await rows_read(db, start)
     assert max(read.values()) <= 2, read
+
+
+async def test_a_decision_reads_no_workers_of_other_pools(provisioner: Provisioner) -> None:
+    """By a plan that was kept since none of them waited or drained."""
+    await provisioner.requested()
+    decide = f"EXECUTE decide (ARRAY['linux'], '{msgspec.json.encode(provisioner.settings.deadlines()).decode()}', 1, 86400, ARRAY[now()])"
+    async with provisioner.database.acquire() as db:
+        await db.execute(FLEET[0])
+        await db.execute("ANALYZE")
+        await db.execute(f"PREPARE decide (text[], jsonb, float8, float8, timestamptz[]) AS {pools.OBSERVE}")
+        async with db.transaction():
+            await db.execute(f"SELECT {PLANS_KEPT}")
+            assert len(await db.fetch(decide)) == 1
+            await db.execute(OTHER_POOL)
+            read = await rows_read(db, decide)
+    assert read["worker"] <= 2, read
 
 
 async def test_candidates_for_a_start_are_read_once(provisioner: Provisioner) -> None:

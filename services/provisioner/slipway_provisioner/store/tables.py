@@ -498,9 +498,12 @@ Index(
     GRACE_SINCE,
     postgresql_where=in_states(ASKED_TO_STOP) & worker.c.instance_id.is_not(None),
 )
-Index("worker_draining", worker.c.drain_until, postgresql_where=~in_states(ENDED) & worker.c.drain_until.is_not(None))
+DRAINING: Final = ~in_states(ENDED) & worker.c.drain_until.is_not(None)
+Index("worker_draining", worker.c.drain_until, postgresql_where=DRAINING)
+Index("worker_draining_pool", worker.c.pool_id, postgresql_where=DRAINING)
 Index("worker_live_instance", worker.c.account_id, worker.c.instance_id, postgresql_where=~in_states(ENDED))
 Index("worker_request", worker.c.request_id, postgresql_where=in_states(IN_FLIGHT["launch"]))  # and for sweeps
+Index("worker_waiting", worker.c.pool_id, postgresql_where=in_states(WAITING))
 Index("worker_lease", worker.c.lease_id, postgresql_where=in_states(WAITING) & worker.c.lease_id.is_not(None))
 Index("worker_batch", worker.c.batch_id)
 Index(

@@ -604,6 +604,7 @@ CREATE INDEX worker_batch ON worker (batch_id);
 CREATE INDEX worker_booting ON worker (launched_at) WHERE state IN ('starting');
 CREATE INDEX worker_contact ON worker (contact_period) WHERE (state NOT IN ('stopped'));
 CREATE INDEX worker_draining ON worker (drain_until) WHERE (state NOT IN ('stopped')) AND drain_until IS NOT NULL;
+CREATE INDEX worker_draining_pool ON worker (pool_id) WHERE (state NOT IN ('stopped')) AND drain_until IS NOT NULL;
 CREATE INDEX worker_ended ON worker (ended_at) WHERE state IN ('stopped');
 CREATE INDEX worker_failed ON worker (launch_config_id, failed_at DESC) WHERE failed_at IS NOT NULL;
 CREATE INDEX worker_idle ON worker (pool_id, idle_since) WHERE state IN ('running') AND idle_since IS NOT NULL;
@@ -619,6 +620,7 @@ CREATE INDEX worker_request ON worker (request_id) WHERE state IN ('requested', 
 CREATE INDEX worker_stopping ON worker (coalesce(CASE WHEN (registered_at IS NULL) THEN timestamptz '-infinity' END, stopping_at)) WHERE state IN ('stopping') AND instance_id IS NOT NULL;
 CREATE INDEX worker_unclaimed ON worker (pool_id) WHERE state IN ('running') AND awaits_claim AND first_claimed_at IS NULL;
 CREATE INDEX worker_unlaunched ON worker (pool_id) WHERE state IN ('stopped') AND launched_at IS NULL AND registered_at IS NULL;
+CREATE INDEX worker_waiting ON worker (pool_id) WHERE state IN ('requested');
 CREATE TABLE claim (
     worker_id UUID NOT NULL,
     source TEXT NOT NULL,
@@ -982,9 +984,8 @@ BEGIN
         WHERE d.due_at <= (SELECT slipway_clock())
             AND (SELECT EXISTS (SELECT FROM incarnation WHERE server = slipway_server() AND requested IS NULL))
             AND NOT EXISTS (
-                SELECT FROM launch_config c JOIN worker w ON w.pool_id = c.pool_id AND w.launch_config_id = c.id
-                WHERE c.pool_id = p.id AND c.state = 'active'
-                    AND w.state IN ('requested') AND w.lease_id IS NOT NULL
+                SELECT FROM worker w JOIN launch_config c ON c.id = w.launch_config_id AND c.state = 'active'
+                WHERE w.pool_id = p.id AND w.state IN ('requested') AND w.lease_id IS NOT NULL
                     AND w.requested_at > (SELECT slipway_clock()) - launching_seconds * interval '1 s')
         ORDER BY d.due_at, d.id LIMIT most FOR UPDATE OF p SKIP LOCKED);
     RETURN QUERY WITH unmarked AS (
