@@ -6,9 +6,10 @@ and readers share this process; the Kafka broker and the database have their own
 """
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import msgspec
@@ -72,10 +73,74 @@ class Watch:
         return [(until_[name] - self.sent[name]) * 1000 for name in names]
 
 
-async def measure(
-    place: Place, *, per_second: int = PER_SECOND, seconds: int = SECONDS, warm_up: int = WARM_UP
-) -> HopLatency:
-    """Measure in a place without topics, events without the first `warm_up` ones."""
+class Hop:
+    """A service and readers in a place, by which hops are measured."""
+
+    def __init__(self, place: Place, producer: AIOKafkaProducer, watch: Watch) -> None:
+        self._place = place
+        self._producer = producer
+        self._watch = watch
+        self._sent = 0
+        self._numbers: Counter[int] = Counter()
+
+    async def measure(
+        self, *, per_second: int = PER_SECOND, seconds: float = SECONDS, warm_up: int = WARM_UP
+    ) -> HopLatency:
+        """Measure at a rate, events without the first `warm_up` ones."""
+        first, total = self._sent, round(per_second * seconds)
+        self._sent += total
+        await self._send(range(first, first + total), per_second)
+        await until(lambda: len(self._watch.seen) == 2 * self._sent, f"all {2 * total} events are seen")
+        measured = range(first + warm_up, first + total)
+        names, plain_names = [f"w{n}" for n in measured], [f"{PLAIN}{n}" for n in measured]
+        watch = self._watch
+        following = watch.milliseconds(watch.seen, names)
+        plain = watch.milliseconds(watch.seen, plain_names)
+        return HopLatency(
+            per_second=per_second,
+            events=len(names),
+            committed_p50=percentile(watch.milliseconds(watch.committed, names), 50),
+            next=spread(following),
+            next_p50=percentile(following, 50),
+            next_p99=percentile(following, 99),
+            plain_p50=percentile(plain, 50),
+            plain_p99=percentile(plain, 99),
+            ratio=round(percentile(following, 50) / percentile(plain, 50), 2),
+        )
+
+    async def _send(self, numbers: range, per_second: int) -> None:
+        """Send events at a fixed rate regardless of replies, and one plain record halfway between each two."""
+        began = time.perf_counter() + 0.5
+        for n in numbers:
+            for name, delay in ((f"w{n}", 0.0), (f"{PLAIN}{n}", 0.5)):
+                at = began + (n - numbers.start + delay) / per_second
+                await asyncio.sleep(max(0.0, at - time.perf_counter()))
+                event = launched(name)
+                partition = partition_for(name, PARTITIONS)
+                topic = self._place.prefix + (ALERT.name if delay else WORKER_LIFECYCLE.name)
+                self._numbers[partition] += not delay
+                headers = encode(
+                    Envelope(
+                        id=new_id(),
+                        type=event.type,
+                        source="/slipway/bench",
+                        subject=name,
+                        time=utc_now(),
+                        sequence_number=self._numbers[partition],
+                        previous=self._numbers[partition] - 1,
+                        revision=1,
+                    )
+                )
+                self._watch.sent[name] = time.perf_counter()
+                await self._producer.send(
+                    topic, msgspec.json.encode(event), key=name.encode(), partition=partition, headers=headers
+                )
+
+
+@contextlib.asynccontextmanager
+async def running(place: Place) -> AsyncIterator[Hop]:
+    """Start what hops pass through, in a place without topics. It may be measured several times: to start it anew would
+    burden what it is measured beside."""
     await place.create(WORKER_LIFECYCLE, LAUNCH_CONFIG_WEIGHT, ALERT)
     await place.database.execute("CREATE TABLE hop (name text PRIMARY KEY, at timestamptz NOT NULL)")
     watch = Watch()
@@ -108,9 +173,7 @@ async def measure(
         await until(lambda: len(subscription.owned) == PARTITIONS and relay.leading, "the service runs")
         for topic in (place.prefix + LAUNCH_CONFIG_WEIGHT.name, place.prefix + ALERT.name):
             tasks.append(asyncio.create_task(_see(place, topic, watch)))
-        await _send_all(place, producer, watch, per_second=per_second, seconds=seconds)
-        total = 2 * per_second * seconds
-        await until(lambda: len(watch.seen) == total, f"all {total} events are seen")
+        yield Hop(place, producer, watch)
     finally:
         for task in tasks:
             task.cancel()
@@ -118,49 +181,12 @@ async def measure(
         await producer.stop()
         await subscription.stop()
         await broker.stop()
-    names = [f"w{n}" for n in range(warm_up, per_second * seconds)]
-    following = watch.milliseconds(watch.seen, names)
-    plain = watch.milliseconds(watch.seen, [f"{PLAIN}{n}" for n in range(warm_up, per_second * seconds)])
-    return HopLatency(
-        per_second=per_second,
-        events=len(names),
-        committed_p50=percentile(watch.milliseconds(watch.committed, names), 50),
-        next=spread(following),
-        next_p50=percentile(following, 50),
-        next_p99=percentile(following, 99),
-        plain_p50=percentile(plain, 50),
-        plain_p99=percentile(plain, 99),
-        ratio=round(percentile(following, 50) / percentile(plain, 50), 2),
-    )
 
 
-async def _send_all(place: Place, producer: AIOKafkaProducer, watch: Watch, *, per_second: int, seconds: int) -> None:
-    """Send events at a fixed rate regardless of replies, and one plain record halfway between each two."""
-    began = time.perf_counter() + 0.5
-    numbers: Counter[int] = Counter()
-    for n in range(per_second * seconds):
-        for name, delay in ((f"w{n}", 0.0), (f"{PLAIN}{n}", 0.5)):
-            await asyncio.sleep(max(0.0, began + (n + delay) / per_second - time.perf_counter()))
-            event = launched(name)
-            partition = partition_for(name, PARTITIONS)
-            topic = place.prefix + (ALERT.name if delay else WORKER_LIFECYCLE.name)
-            numbers[partition] += not delay
-            headers = encode(
-                Envelope(
-                    id=new_id(),
-                    type=event.type,
-                    source="/slipway/bench",
-                    subject=name,
-                    time=utc_now(),
-                    sequence_number=numbers[partition],
-                    previous=numbers[partition] - 1,
-                    revision=1,
-                )
-            )
-            watch.sent[name] = time.perf_counter()
-            await producer.send(
-                topic, msgspec.json.encode(event), key=name.encode(), partition=partition, headers=headers
-            )
+async def measure(place: Place) -> HopLatency:
+    """Measure in a place without topics."""
+    async with running(place) as hop:
+        return await hop.measure()
 
 
 async def _see(place: Place, topic: str, watch: Watch) -> None:

@@ -129,17 +129,19 @@ async def saturated(there: Deployed, arguments: Arguments) -> figures.Saturated:
 async def loaded(there: Deployed, arguments: Arguments) -> figures.Results:
     """Latencies of changes, and unless there are several provisioners the cost of a decision."""
     rng = Random(arguments.seed)
-    print("one event hop on the quiet system for 10 s …", flush=True)
-    async with harness.new_place(there.servers) as place:
-        quiet = await hop_latency.measure(place)
-    print(f"{arguments.rate:g} changes/s …", flush=True)
-    began, taken, killed_at, ended_at = utc_now().timestamp(), None, 0.0, 0.0
+    taken, killed_at, ended_at = None, 0.0, 0.0
     before: Mapping[str, float] = {}
-    async with there.reporter(rng) as reporter, harness.new_place(there.servers) as place:
+    async with (
+        harness.new_place(there.servers) as place,
+        hop_latency.running(place) as hop,
+        there.reporter(rng) as reporter,
+    ):
+        print("one event hop on the quiet system for 10 s …", flush=True)
+        quiet = await hop.measure()
+        print(f"{arguments.rate:g} changes/s …", flush=True)
+        began = utc_now().timestamp()
         beside = asyncio.create_task(
-            hop_latency.measure(
-                place, per_second=BESIDE_PER_SECOND, seconds=arguments.seconds - 1, warm_up=BESIDE_WARM_UP
-            )
+            hop.measure(per_second=BESIDE_PER_SECOND, seconds=arguments.seconds - 1, warm_up=BESIDE_WARM_UP)
         )
         if arguments.processes > 1:
             lost, owned_seconds, killed_at = await killed(there, reporter, arguments.rate)
