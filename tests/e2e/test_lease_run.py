@@ -35,7 +35,7 @@ NAME: Final = "lease-run"
 PROGRAM: Final = "from slipway_client.cli.main import app; app(prog_name='slipway')"
 SECRET: Final = "secret-of-everybody"
 SECONDS: Final = 60.0
-PATIENT: Final = "patient"  # its pace allows no start while the broker is down
+PATIENT, FROZEN = "patient", "frozen"  # their paces allow no start while the broker is down
 POOLS: Final = (
     "exit",
     "crash",
@@ -48,6 +48,7 @@ POOLS: Final = (
     "shared",
     "optimistic",
     PATIENT,
+    FROZEN,
     "pessimistic",
     "full",
 )
@@ -221,9 +222,9 @@ async def broker(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, session_folde
         )
         broker = Broker(supervisor, folder, port)
         terms = {"limit": 1, "hold_seconds": 600.0, "reserve_seconds": 60.0, "pacing": "off"}
-        pools = [{"id": name, **terms, "ttl_seconds": 120.0} for name in POOLS if name != PATIENT]
+        pools = [{"id": name, **terms, "ttl_seconds": 120.0} for name in POOLS if name not in (PATIENT, FROZEN)]
         pools.append({"id": HELD, **terms, "limit": 20, "ttl_seconds": HOLD_SECONDS})
-        pools.append({"id": PATIENT, **terms, "ttl_seconds": 120.0, "hold_seconds": 86_400.0})
+        pools += [{"id": name, **terms, "ttl_seconds": 120.0, "hold_seconds": 86_400.0} for name in (PATIENT, FROZEN)]
         pools += [{"id": name, **terms, "ttl_seconds": SHORT_TTL_SECONDS} for name in SHORT]
         paced = dict.fromkeys(("hold_seconds", "ttl_seconds", "reserve_seconds"), PACED_HOLD_SECONDS)
         pools.append({"id": PACED, "limit": 1, "pacing": "off"} | paced)
@@ -558,11 +559,11 @@ async def test_fail_open_runs_what_is_undeclared_unauthorized_or_not_admitted(br
 
 async def test_safe_says_at_once_that_its_slot_comes_too_late(broker: Broker) -> None:
     """While the broker is frozen; it would be asked until the end of the wait."""
-    assert await ended(await broker.run(PATIENT, "--", "true")) == (0, [])  # records its pace on this host
+    assert await ended(await broker.run(FROZEN, "--", "true")) == (0, [])  # records its pace on this host
     broker.supervisor.pause(NAME)
     try:
         soon = ("--unavailable-after", "0", "--max-wait", "4s")  # over when the first request is given up, after 5 s
-        run = await broker.run(PATIENT, "--fail-open", "safe", *soon, "--", "echo", "x")
+        run = await broker.run(FROZEN, "--fail-open", "safe", *soon, "--", "echo", "x")
         code, err = await run.ended()
     finally:
         broker.supervisor.resume(NAME)

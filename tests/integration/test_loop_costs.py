@@ -93,7 +93,8 @@ async def test_a_start_reads_no_others_that_wait(provisioner: Provisioner) -> No
 async def test_a_decision_reads_no_workers_of_other_pools(provisioner: Provisioner) -> None:
     """By a plan that was kept since none of them waited or drained."""
     await provisioner.requested()
-    decide = f"EXECUTE decide (ARRAY['linux'], '{msgspec.json.encode(provisioner.settings.deadlines()).decode()}', 1, 86400, ARRAY[now()])"
+    deadlines_ = msgspec.json.encode(provisioner.settings.deadlines()).decode()
+    decide = f"EXECUTE decide (ARRAY['linux'], '{deadlines_}', 1, 86400, ARRAY[now()])"
     async with provisioner.database.acquire() as db:
         await db.execute(FLEET[0])
         await db.execute("ANALYZE")
