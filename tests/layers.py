@@ -111,14 +111,14 @@ OF_TERRAFORM: Final = "terraform"
 
 # In the order in which they are begun, so that both lanes end together, in the inner loop as well.
 CORE: Final = {
-    "e2e": by_pytest(110, *PATHS, many=True),
+    "e2e": by_pytest(85, *PATHS, many=True),
     "integration": by_pytest(170, *WHOLE),
     "contract": by_pytest(150, "tests/contract", without=(*OUTSIDE, *SOURCES, *AT_LENGTH), named=f"not {OF_TERRAFORM}"),
     "client": by_pytest(100, *CLIENT, without=AT_LENGTH),
     "unit": by_pytest(60, "tests/unit", without=(*TOOLS, *CLIENT, CALCULATOR), fast=True),
     "calculator": by_pytest(35, CALCULATOR, fast=True),
     "interleaving": by_pytest(60, "tests/interleaving", without=WORKSPACES),
-    "simulation": by_pytest(80, "tests/simulation"),
+    "simulation": by_pytest(65, "tests/simulation"),
     "check": Layer((*MAKE, "check"), 60, fast=True),
 }
 """Layers of `make test`."""
@@ -167,6 +167,7 @@ LONG: Final = {
     "fairness": target(30, "fairness"),
     "fuzz": target(60, "fuzz"),
     "contracts-check": target(120, "contracts-check"),
+    "outages": Layer(("env", "SEEDS=6", *PYTEST, "tests/simulation", "-k", "outages or older_database"), 150),
     "simulate": target(150, "simulate", "SEEDS=24"),
     "simulate-weights": target(90, "simulate", "ONLY=weights", "SEEDS=100"),
     "growth": target(120, "growth"),
@@ -219,7 +220,7 @@ EXEMPT: Final = {
 """Targets of the Makefile that are no layer, with the reason."""
 
 LEASES: Final = ("at-length", "lease-harm", "leases-model", "square-wave", "fairness", "requirements", "histories")
-PROVIDER: Final = ("services", "systems", "windows", "drill", "growth", "simulate")
+PROVIDER: Final = ("services", "systems", "windows", "drill", "growth", "outages", "simulate")
 ATTACH: Final = tuple(name for name in LONG if name.startswith("attach"))
 AWS: Final = ("outside", "ec2-check", "ec2-limits", "ec2-spot", "ec2-storm", "ec2-codes")
 TERRAFORM: Final = tuple(name for name in LONG if "terraform" in name)
@@ -231,11 +232,14 @@ AREAS: Final = (
     ("libs/local/slipway_local/terraform/*", TERRAFORM),
     ("libs/local/*", ("tools", "demo", "demo-redis", "try-image", "drill")),
     ("libs/api/*", ("services", "fuzz", "contracts-check")),
-    ("libs/common/*", ("at-length", "services", "systems", "outside", "drill", "histories", "simulate", "fuzz")),
+    (
+        "libs/common/*",
+        ("at-length", "services", "systems", "outside", "drill", "histories", "outages", "simulate", "fuzz"),
+    ),
     ("services/lease-broker/*", (*LEASES, "services", "fuzz", "bench-leases")),
     (
         "services/weight-calculator/*",
-        ("services", "windows", "simulate", "simulate-weights", "policies", "bench-weights"),
+        ("services", "windows", "outages", "simulate", "simulate-weights", "policies", "bench-weights"),
     ),
     ("services/monitor/*", ("sources", "demo-redis", *ATTACH, "services")),
     ("services/simulator/*", ("systems", "demo", "drill")),
@@ -271,7 +275,7 @@ AREAS: Final = (
     ("tests/proxies/*", ("try-proxies",)),
     ("tests/lease_harm/*", ("lease-harm",)),
     ("tests/requirements/*", ("requirements",)),
-    ("tests/simulation/*", ("simulate", "simulate-weights")),
+    ("tests/simulation/*", ("outages", "simulate", "simulate-weights")),
     ("tests/fuzz/*", ("fuzz",)),
     ("tests/compose/*", ("compose-check",)),
     ("tests/data/*", ("ec2-codes",)),

@@ -1,5 +1,8 @@
-"""Simulation of outages without other faults: nothing is terminated or launched for them, and all tasks run."""
+"""Simulation of outages without other faults: nothing is terminated or launched for them, and all tasks run.
 
+One seed, or as many as SEEDS says."""
+
+import os
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -12,7 +15,9 @@ from tests.simulation.deployment import Deployment, deployment_on
 from tests.simulation.history import arrivals, run, scenario, settle
 from tests.simulation.invariants import LIMIT, MAX_CAPACITY, judge
 from tests.simulation.outages import DARK_SECONDS, command, darkness
+from tests.simulation.seeds import seeds_of
 
+SEEDS: Final = seeds_of(os.environ, default=1)
 TASKS: Final = 24
 ELSEWHERE_WITHIN_SECONDS: Final = 480.0  # 180 to 420 s in 24 seeds: boots, after calls in vain that differ in number
 LOST_ROUNDS: Final = 30  # a lease that nobody confirms ends after 180 s
@@ -35,7 +40,7 @@ async def until(deployment: Deployment, is_reached: Callable[[], bool], within_s
         await deployment.pass_time(10)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_lost_lease_events(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """At first no lease event arrives, not even the ends of grants; then a third never does. No intent waits for ever:
     one machine per task."""
@@ -58,7 +63,7 @@ async def test_lost_lease_events(postgres: EmbeddedPostgres, monkeypatch: pytest
         await judge(deployment)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_a_quarter_of_an_hour_without_postgresql(
     postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -75,7 +80,7 @@ async def test_a_quarter_of_an_hour_without_postgresql(
         await judge(deployment)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_an_account_that_does_not_answer(
     postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

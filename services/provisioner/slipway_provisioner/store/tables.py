@@ -473,13 +473,7 @@ def in_states(members: Collection[State]) -> ColumnElement[bool]:
 FINISHING: Final = in_states(ASKED_TO_STOP) & worker.c.may_finish & worker.c.idle_since.is_(None)
 """Condition that a worker has a task which it claimed when it was asked to stop as an idle one."""
 
-Index(
-    "worker_live",
-    worker.c.pool_id,
-    worker.c.launch_config_id,
-    worker.c.state,
-    postgresql_where=~in_states(ENDED),
-)
+Index("worker_live", worker.c.pool_id, worker.c.launch_config_id, worker.c.state, postgresql_where=~in_states(ENDED))
 # By which workers past a deadline are found, each by the time since when it counts.
 Index("worker_booting", worker.c.launched_at, postgresql_where=in_states(IN_FLIGHT["boot"]))
 Index(
