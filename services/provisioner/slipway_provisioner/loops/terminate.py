@@ -52,6 +52,8 @@ async def _terminate(
         accepted = []
     else:
         accepted = [each.worker_id for each in taken if each.refused]
+    if not (refused or accepted):
+        return
     alone = refused if len(taken) == 1 else await _refused_alone(account, provider, sorted(refused))
     async with database.acquire() as db, db.transaction():
         if refused:
