@@ -22,7 +22,7 @@ from slipway_common.messaging.records import Received, Record, is_bare_null, rea
 from slipway_common.observability.telemetry import CONSUMED, logger
 
 LOG = logger(__name__)
-SHARED_SECONDS: Final = 0.1
+SHARED_SECONDS: Final = 0.05
 """Pause after records that a view which has caught up has taken, so that those that come meanwhile share the next
 transaction: nothing waits for one of them."""
 
