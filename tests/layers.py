@@ -58,6 +58,7 @@ TOOLS: Final = (
 )
 CLIENT: Final = ("tests/unit/client", "tests/unit/worker")
 CALCULATOR: Final = "tests/unit/weight_calculator"
+STORIES: Final = "tests/unit/weight_calculator/test_outage.py"  # hours of a fleet, without a database
 OUTSIDE: Final = (
     "tests/contract/aws",
     "tests/contract/ec2",
@@ -116,9 +117,9 @@ CORE: Final = {
     "contract": by_pytest(150, "tests/contract", without=(*OUTSIDE, *SOURCES, *AT_LENGTH), named=f"not {OF_TERRAFORM}"),
     "client": by_pytest(100, *CLIENT, without=AT_LENGTH),
     "unit": by_pytest(60, "tests/unit", without=(*TOOLS, *CLIENT, CALCULATOR), fast=True),
-    "calculator": by_pytest(35, CALCULATOR, fast=True),
+    "calculator": by_pytest(25, CALCULATOR, without=(STORIES,), fast=True),
     "interleaving": by_pytest(60, "tests/interleaving", without=WORKSPACES),
-    "simulation": by_pytest(65, "tests/simulation"),
+    "simulation": by_pytest(75, "tests/simulation", STORIES),
     "check": Layer((*MAKE, "check"), 60, fast=True),
 }
 """Layers of `make test`."""
