@@ -119,7 +119,7 @@ CORE: Final = {
     "unit": by_pytest(60, "tests/unit", without=(*TOOLS, *CLIENT, CALCULATOR), fast=True),
     "calculator": by_pytest(25, CALCULATOR, without=(STORIES,), fast=True),
     "interleaving": by_pytest(60, "tests/interleaving", without=WORKSPACES),
-    "simulation": by_pytest(75, "tests/simulation", STORIES),
+    "simulation": by_pytest(85, "tests/simulation", STORIES),
     "check": Layer((*MAKE, "check"), 60, fast=True),
 }
 """Layers of `make test`."""
