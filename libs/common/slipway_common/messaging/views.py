@@ -22,6 +22,8 @@ from slipway_common.messaging.records import Received, Record, is_bare_null, rea
 from slipway_common.observability.telemetry import CONSUMED, logger
 
 LOG = logger(__name__)
+RECORDS_MAX: Final = 4_000
+"""Records that share a transaction at most: at a start a view reads its whole topic."""
 SHARED_SECONDS: Final = 0.05
 """Pause after records that a view which has caught up has taken, so that those that come meanwhile share the next
 transaction: nothing waits for one of them."""
@@ -69,7 +71,7 @@ class Reader:
             await consumer.seek_to_beginning(*partitions)
             ends = await consumer.end_offsets(partitions)
             while True:
-                batches = await consumer.getmany(timeout_ms=200, max_records=1000)
+                batches = await consumer.getmany(timeout_ms=200, max_records=RECORDS_MAX)
                 records = [record_of(self.view.topic, raw) for batch in batches.values() for raw in batch]
                 if records:
                     await self._take(database, records)

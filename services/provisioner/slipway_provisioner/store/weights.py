@@ -101,7 +101,7 @@ class Changed(msgspec.Struct, frozen=True):
 async def upsert(tx: Connection, records: Sequence[tuple[int, WeightChanged]]) -> dict[str, str]:
     """Store (revision, record) pairs that are newer than their rows; returns the pools of those by their configs."""
     ids = [record.launch_config_id for _, record in records]
-    bodies = [msgspec.to_builtins(record) for _, record in records]
+    bodies = [record for _, record in records]
     rows = await tx.fetch(UPSERT, ids, [revision for revision, _ in records], bodies)
     return {row["launch_config_id"]: row["pool_id"] for row in rows}
 
