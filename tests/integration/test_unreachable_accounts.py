@@ -192,6 +192,24 @@ async def test_one_unanswered_call_is_not_the_end(provisioner: Provisioner, clou
     assert await states(provisioner) == {DEAD: {"launching": 2}, "sim-b": {"starting": 2}}
 
 
+async def test_a_launch_is_an_answer(provisioner: Provisioner, clouds: Clouds) -> None:
+    """That ends the time without one."""
+    clouds.dead.add(DEAD)
+    await launch(provisioner)
+    assert await waiting_accounts(provisioner) == [DEAD]
+    clouds.dead.clear()
+    await provisioner.demand(report(6, at=1))
+    await provisioner.plan()
+    await launch(provisioner)
+    assert await waiting_accounts(provisioner) == []
+
+
+async def waiting_accounts(provisioner: Provisioner) -> list[str]:
+    """Accounts that have not answered since a call was left unanswered."""
+    rows = await provisioner.database.fetch("SELECT id FROM account WHERE unanswered_since IS NOT NULL ORDER BY id")
+    return [row["id"] for row in rows]
+
+
 async def test_a_throttled_call_is_an_answer(provisioner: Provisioner, clouds: Clouds) -> None:
     """An account that throttles listings for an hour goes on launching."""
     clouds.dead.add(DEAD)

@@ -166,15 +166,21 @@ async def record_instances(
     providers: Mapping[str, Provider],
     looked_up: bool = False,
     lock_seconds: float | None = None,
-) -> list[Worker]:
-    """Record the instances that calls created; returns their workers. The intents without one were refused for lack of
-    capacity. Waits `lock_seconds` at most for a lock, if given."""
+) -> tuple[list[Worker], set[str]]:
+    """Record the instances that calls created. The intents without one were refused for lack of capacity. Waits
+    `lock_seconds` at most for a lock, if given.
+
+    Returns the workers, and the accounts that may count as not answering, although these calls were answered.
+    """
     calls = await batches.lock_calls(tx, [batch.id for batch, _ in replies], lock_seconds=lock_seconds)
     bound: list[Change] = []
     failed: list[Change] = []
-    outcomes = []
+    outcomes, unheard = [], set()
     for batch, instance_ids in replies:
-        if (call := calls.get(batch.id)) is None:
+        call = calls.get(batch.id)
+        if call is None or call.unanswered:
+            unheard.add(batch.account_id)
+        if call is None:
             continue  # a late reply; the instance reaper terminates orphan instances
         provider, binding = providers[call.account.provider], bind(call.intents, instance_ids)
         for worker, instance in binding.bound:
@@ -187,7 +193,7 @@ async def record_instances(
     if outcomes:
         await workers.save(tx, [*bound, *failed])
         await batches.known(tx, outcomes)
-    return [worker for worker, _ in bound]
+    return [worker for worker, _ in bound], unheard
 
 
 async def record_refusal(tx: Connection, batch: Batch, refused: Refused) -> None:

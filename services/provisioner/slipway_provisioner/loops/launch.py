@@ -149,10 +149,10 @@ class Launcher:
                 metrics.CALLS.labels(account.id, "accepted", "").inc()
                 async with database.acquire() as db, db.transaction():
                     await launches.accept(db, batch, account, reply.handle, self.terms)
+                await contact.answered(database, account.id)
             else:
                 metrics.CALLS.labels(account.id, "ok", "").inc()
                 await self._replies.commit(database, (batch, reply))
-            await contact.answered(database, account.id)
         if looked_up:
             async with database.acquire() as db:
                 await batches.not_repeatable(db, batch)
@@ -174,7 +174,7 @@ class Launcher:
     async def record(
         self, database: Database, batch: Batch, instance_ids: Sequence[str], *, looked_up: bool = False
     ) -> None:
-        """Record the instances of a call, unless its outcome is recorded."""
+        """Record the instances of a call, unless its outcome is recorded, and that its account has answered."""
         await self._record(database, [(batch, instance_ids)], looked_up=looked_up)
 
     async def _record(
@@ -186,13 +186,15 @@ class Launcher:
         lock_seconds: float | None = None,
     ) -> None:
         async with database.acquire() as db, db.transaction():
-            launched = await launches.record_instances(
+            launched, unheard = await launches.record_instances(
                 db, replies, providers=self.providers, looked_up=looked_up, lock_seconds=lock_seconds
             )
         for worker in launched:
             if worker.launched_at is not None:
                 seconds = (worker.launched_at - worker.requested_at).total_seconds()
                 metrics.LAUNCH_SECONDS.labels(worker.pool_id).observe(seconds)
+        for account_id in sorted(unheard):
+            await contact.answered(database, account_id)
 
     async def put_back(self, database: Database, batch: Batch, reason: str, *, first_only: bool = False) -> None:
         """Record that a call had no effect, unless its outcome is recorded."""

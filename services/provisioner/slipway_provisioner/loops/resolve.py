@@ -66,7 +66,7 @@ async def _resolve(database: Database, launcher: Launcher, overdue: Overdue, acc
             await launcher.record(database, batch, [instance.id for instance in found], looked_up=True)
         else:
             await launcher.put_back(database, batch, "looked up: the call had no effect")
-        await contact.answered(database, account.id)
+            await contact.answered(database, account.id)
     except OutcomeUnknown as error:
         LOG.info("looking up the call failed", batch=batch.id, account=account.id, error=str(error))
         with contextlib.suppress(Exception):  # the next attempt records it
@@ -102,7 +102,8 @@ async def _poll(database: Database, launcher: Launcher, batch: Batch, account: A
         else:
             if found is not None:
                 await launcher.record(database, batch, [*found])
-            await contact.answered(database, account.id)
+            else:
+                await contact.answered(database, account.id)
         async with database.acquire() as db:
             await batches.polled(db, batch.id, poll_seconds=launcher.settings.poll_seconds)
     except Exception as error:

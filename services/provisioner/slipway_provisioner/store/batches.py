@@ -59,11 +59,13 @@ class Overdue(msgspec.Struct, frozen=True):
 
 
 class OpenCall(msgspec.Struct, frozen=True):
-    """A locked call whose outcome is not recorded: its account, all of its intents, and the time after the lock."""
+    """A locked call whose outcome is not recorded: its account, all of its intents, and the time after the lock.
+    `unanswered`: the account has left a call unanswered since the last one that it answered."""
 
     account: Account
     intents: list[Worker]
     now: datetime
+    unanswered: bool
 
 
 class KnownOutcome(msgspec.Struct, frozen=True):
@@ -121,7 +123,8 @@ LOCK_CALLS: Final = "SELECT lock_calls($1::uuid[], $2)"
 # With a row for each intent, or one without if there is none.
 CALLS: Final = f"""
 SELECT b.id AS call_id, slipway_clock() AS now, (SELECT row_to_json(a) FROM (
-        SELECT {names(accounts.COLUMNS)}, (SELECT id FROM deployment) AS deployment
+        SELECT {names(accounts.COLUMNS)}, (SELECT id FROM deployment) AS deployment,
+            unanswered_since IS NOT NULL AS unanswered
         FROM account WHERE id = b.account_id) AS a) AS account, {names(workers.FIELDS, "w.")}
 FROM launch_batch b LEFT JOIN worker w ON w.batch_id = b.id
 WHERE b.id = ANY($1::uuid[]) AND b.state = '{BatchState.CALLING}' ORDER BY b.id, w.id"""
@@ -212,7 +215,8 @@ async def lock_calls(tx: Connection, batch_ids: Sequence[str], *, lock_seconds: 
     calls: dict[str, OpenCall] = {}
     for row in await tx.fetch(CALLS, batch_ids):
         call_id, now, account, *values = row.values()
-        call = calls.setdefault(str(call_id), OpenCall(msgspec.convert(account, Account), [], now))
+        found = OpenCall(msgspec.convert(account, Account), [], now, account["unanswered"])
+        call = calls.setdefault(str(call_id), found)
         if row["id"] is not None:
             call.intents.append(workers.from_row(dict(zip(Worker.__struct_fields__, values, strict=True))))
     return calls
