@@ -389,7 +389,7 @@ async def test_a_pool_that_starts_granting_grants_at_once(
 ) -> None:
     """To waiting calls: a change by an operator notifies the decide loop, without waiting for a tick."""
     here, bell = world.replica, asyncio.Event()
-    here.runtime.wakeups.append(bell)
+    here.runtime.wakeups["bell"] = bell
     loop = DecideLoop(admissions(receiving=lambda _: NOT_RECEIVING, waiters=here.grant_waiters, waiter_ttl_seconds=120))
 
     async def decide() -> None:

@@ -30,9 +30,10 @@ from slipway_common.base.clock import monotonic_seconds
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import termination
 from slipway_provisioner.domain.registration import RegistrationKeys
+from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from slipway_provisioner.providers.simulated import ERRORS
-from slipway_provisioner.store import accounts, configs, launch_stops, pauses
+from slipway_provisioner.store import accounts, configs, launch_stops, leases, pauses
 from tests.support.cloud import ReplyLost
 from tests.support.provisioner import (
     KEY,
@@ -54,6 +55,38 @@ def refused(scope: Scope, code: str, *, retry: float | None = None) -> Refused:
 async def batch_states(provisioner: Provisioner) -> list[str]:
     rows = await provisioner.database.fetch("SELECT state FROM launch_batch ORDER BY id")
     return [row["state"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("most", "steps", "calls"),
+    [
+        (None, [False], [3]),
+        (2, [True, False], [2, 1]),
+        (3, [True, False], [3]),
+        (1, [True, True, True, False], [1, 1, 1]),
+    ],
+)
+async def test_starts_look_for_more_where_there_may_be_more(
+    provisioner: Provisioner, most: int | None, steps: list[bool], calls: list[int]
+) -> None:
+    """Where a call takes all intents of its lease, nothing is left to look for. Other loops are woken by each start."""
+    await provisioner.admitted(3)
+    provisioner.cloud.most = most
+    woken: list[None] = []
+    launcher = Launcher(provisioner.settings, provisioner.providers, wake=lambda: woken.append(None))
+    assert [await launcher.launch_next(provisioner.database) for _ in steps] == steps
+    await asyncio.gather(*launcher.calls)
+    assert [call.count for call in provisioner.cloud.calls] == calls
+    assert len(woken) == len(calls)
+
+
+async def test_starts_look_for_more_beyond_those_that_are_looked_at(
+    provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await provisioner.admitted(2, "zone-a", "zone-b")
+    monkeypatch.setattr(leases, "CANDIDATES_MAX", 2)
+    assert await provisioner.launcher.launch_next(provisioner.database)
+    assert not await provisioner.launcher.launch_next(provisioner.database)
 
 
 async def test_a_lost_reply_is_looked_up_by_its_tag(provisioner: Provisioner) -> None:
@@ -329,7 +362,8 @@ async def test_a_call_that_is_not_sent_in_time_is_put_back(postgres: EmbeddedPos
     """A process that was suspended after its start statement must not make the call."""
     async with provisioner_on(postgres, send_within_seconds=-1) as provisioner:
         await provisioner.admitted()
-        assert await provisioner.launcher.launch_next(provisioner.database)
+        await provisioner.launcher.launch_next(provisioner.database)
+        assert len(provisioner.launcher.calls) == 1
         await asyncio.gather(*provisioner.launcher.calls)
         assert (provisioner.cloud.calls, await batch_states(provisioner)) == ([], ["known"])
         events = await provisioner.events()

@@ -155,9 +155,8 @@ async def test_two_launchers_make_one_batch(provisioner: Provisioner) -> None:
     """One lease has one start statement and one call with all its intents."""
     await provisioner.admitted(3)
     launchers = [Launcher(provisioner.settings, provisioner.providers) for _ in range(4)]
-    started = await asyncio.gather(*(launcher.launch_next(provisioner.database) for launcher in launchers))
+    await asyncio.gather(*(launcher.launch_next(provisioner.database) for launcher in launchers))
     await asyncio.gather(*(call for launcher in launchers for call in launcher.calls))
-    assert sorted(started) == [False, False, False, True]
     assert [call.count for call in provisioner.cloud.calls] == [3]
     assert len(await provisioner.published(LeaseConfirmRequested)) == 1
 

@@ -260,7 +260,9 @@ class Provisioner:
 
     async def launch(self) -> None:
         """Start all calls that may start, and wait for them."""
-        while await self.launcher.launch_next(self.database):
+        more = True
+        while more:
+            more = await self.launcher.launch_next(self.database)
             await asyncio.gather(*self.launcher.calls)
 
     async def resolve(self) -> None:

@@ -356,7 +356,7 @@ class Service:
     async def _run_loop(self, loop: Loop, database: Database) -> None:
         wakeup = asyncio.Event()
         if loop.woken:
-            self.runtime.wakeups.append(wakeup)
+            self.runtime.wakeups[loop.name] = wakeup
         failures = 0
         while not self.runtime.stopping.is_set():
             wakeup.clear()

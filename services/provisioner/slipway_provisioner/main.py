@@ -42,7 +42,7 @@ from slipway_provisioner.http import errors as error_routes
 from slipway_provisioner.http import providers as provider_routes
 from slipway_provisioner.loops import consoles, expire, plan, reap, resolve, roll_out, sweep, terminate, unleased
 from slipway_provisioner.loops.check_accounts import AccountChecks
-from slipway_provisioner.loops.launch import Launcher
+from slipway_provisioner.loops.launch import LAUNCH_LOOP, Launcher
 from slipway_provisioner.loops.measure import measure
 from slipway_provisioner.loops.watch import Watch, effects
 from slipway_provisioner.loops.work import work
@@ -89,7 +89,7 @@ def build(settings: Settings) -> Service:
             f"{listed(commands_of)} would run commands as the user of this service, who reads its keys and passwords; "
             "set SLIPWAY_CHILD_USER to another user, or SLIPWAY_COMMANDS_AS_SERVICE=yes"
         )
-    launcher = Launcher(settings, providers)
+    launcher = Launcher(settings, providers, wake=partial(runtime.wake, but=LAUNCH_LOOP))
     heartbeats = HeartbeatView()
     unavailable = partial(heartbeats.unavailable_seconds, after_seconds=settings.unavailable_after_seconds)
     calculator_unavailable = partial(unavailable, "weight-calculator")
@@ -137,7 +137,7 @@ def build(settings: Settings) -> Service:
                 pause_seconds=PAUSE_SECONDS,
             ),
             Loop("admit-unleased", admit_unleased, pause_seconds=PAUSE_SECONDS),
-            Loop("launch", launcher.launch_next),
+            Loop(LAUNCH_LOOP, launcher.launch_next),
             Loop("resolve", partial(resolve.resolve_next, launcher=launcher), pause_seconds=PAUSE_SECONDS),
             Loop("poll", partial(resolve.poll_next, launcher=launcher), pause_seconds=PAUSE_SECONDS),
             Loop(

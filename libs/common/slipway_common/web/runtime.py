@@ -32,7 +32,7 @@ class Runtime:
         self.leader_loop: LeaderLoop | None = None
         self.readers: list[Reader] = []
         self.relay: Relay | None = None
-        self.wakeups: list[asyncio.Event] = []
+        self.wakeups: dict[str, asyncio.Event] = {}
         self.stopping = asyncio.Event()
         self._asked: asyncio.Task[Any] | None = None
 
@@ -50,10 +50,11 @@ class Runtime:
             self._asked = asyncio.create_task(asyncio.wait_for(database.fetchval("SELECT 1"), PROBE_SECONDS))
         await asyncio.shield(self._asked)
 
-    def wake(self) -> None:
-        """Wake every loop and the relay after a commit."""
-        for wakeup in self.wakeups:
-            wakeup.set()
+    def wake(self, *, but: str = "") -> None:
+        """Wake every loop and the relay after a commit, `but` the loop of this name, if it has found all there was."""
+        for name, wakeup in self.wakeups.items():
+            if name != but:
+                wakeup.set()
         self.publish()
 
     def publish(self) -> None:

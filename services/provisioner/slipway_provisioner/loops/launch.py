@@ -5,7 +5,7 @@ recorded here; calls of unknown outcome are resolved by loops/resolve.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -25,6 +25,7 @@ from slipway_provisioner.store import batches, leases
 from slipway_provisioner.store.batches import Batch
 
 LOG = logger(__name__)
+LAUNCH_LOOP: Final = "launch"
 
 # Rejections that precede the provider's token check: they prove nothing about the first call.
 REJECTED_BEFORE_TOKEN_CHECK: Final = frozenset({Scope.LIMITER, Scope.CREDENTIAL})
@@ -33,11 +34,19 @@ LOCK_SECONDS: Final = 0.05
 """Longest wait for a lock of replies that are recorded together. Then each is recorded alone."""
 
 
+def _nothing() -> None:
+    """Wake no loop."""
+
+
 class Launcher:
     """Starts and records provider calls; at most `calls_in_flight_max` at a time in this process."""
 
-    def __init__(self, settings: Settings, providers: Mapping[str, Provider]) -> None:
+    def __init__(
+        self, settings: Settings, providers: Mapping[str, Provider], *, wake: Callable[[], None] = _nothing
+    ) -> None:
+        """`wake` is called after each commit of starts, for all loops but this one."""
         self.settings = settings
+        self.wake = wake
         self.terms = launches.Terms(
             call_timeout_seconds=settings.call_timeout_seconds,
             accepted_timeout_seconds=settings.accepted_timeout_seconds,
@@ -54,29 +63,40 @@ class Launcher:
         self._replies = GroupCommit(partial(self._record, lock_seconds=LOCK_SECONDS), self._record)
 
     async def launch_next(self, database: Database) -> bool:
-        """Start admitted calls up to the limit; False if none was started."""
+        """Start admitted calls up to the limit; True if there may be more to start. If all that was found has started
+        there is nothing to look for until the next wake."""
         free = self.settings.calls_in_flight_max - len(self.calls)
         if free <= 0 or not self.settings.launching:
             return False
         async with database.acquire() as db:
-            candidates = await leases.candidates(
+            found = await leases.candidates(
                 db,
                 call_timeout_seconds=self.terms.call_timeout_seconds,
                 clock_skew_seconds=self.terms.clock_skew_seconds,
             )
-        candidates = candidates[:free]
-        started = await self._begin(database, candidates) if len(candidates) > 1 else set()
+        candidates = found[:free]
+        started = await self._begin(database, candidates) if len(candidates) > 1 else []
         # The others, which have to wait for locks, wait beside each other.
-        alone = [lease_id for lease_id in candidates if lease_id not in started]
-        return bool(started.union(*await asyncio.gather(*(self._begin_alone(database, each) for each in alone))))
+        begun = {batch.lease_id for batch, _ in started}
+        alone = [lease_id for lease_id in candidates if lease_id not in begun]
+        for each in await asyncio.gather(*(self._begin_alone(database, lease_id) for lease_id in alone)):
+            started += each
+        if not started:
+            return False
+        is_all = len(started) == len(found) < leases.CANDIDATES_MAX
+        return not is_all or any(self._is_full(batch, account) for batch, account in started)
 
-    async def _begin_alone(self, database: Database, lease_id: str) -> set[str]:
+    def _is_full(self, batch: Batch, account: Account) -> bool:
+        """True if the call takes no more intents, so that others of its lease may wait."""
+        return batch.units == self.providers[account.provider].units_max(account)
+
+    async def _begin_alone(self, database: Database, lease_id: str) -> list[tuple[Batch, Account]]:
         async with self._starting:
             return await self._begin(database, [lease_id])
 
-    async def _begin(self, database: Database, lease_ids: Sequence[str]) -> set[str]:
-        """Start calls under leases in one transaction and begin to make them; returns the leases. Of several leases
-        none is started if one of them fails."""
+    async def _begin(self, database: Database, lease_ids: Sequence[str]) -> list[tuple[Batch, Account]]:
+        """Start calls under leases in one transaction and begin to make them. Of several leases none is started if one
+        of them fails."""
         began = monotonic_seconds()
         try:
             async with database.acquire() as db:
@@ -85,12 +105,14 @@ class Launcher:
             if len(lease_ids) == 1:
                 raise
             LOG.info("starting each call alone", error=repr(error))
-            return set()
+            return []
         for batch, account in started:
             task = asyncio.create_task(self._call(database, batch, account, began=began))
             self.calls.add(task)
             task.add_done_callback(self.calls.discard)
-        return {batch.lease_id for batch, _ in started}
+        if started:
+            self.wake()
+        return started
 
     async def _start(self, db: Connection, lease_ids: Sequence[str]) -> list[tuple[Batch, Account]]:
         """Commit batches, after which their calls may be made."""
