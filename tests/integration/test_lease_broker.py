@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -53,6 +53,10 @@ from tests.support.lease_broker import (
     renew,
     terms,
 )
+
+LEASES_READ: Final = """
+SELECT coalesce(sum(seq_tup_read + idx_tup_fetch), 0)::int FROM pg_stat_xact_user_tables
+WHERE schemaname = current_schema() AND relname = 'leases'"""
 
 
 async def test_from_request_to_release(broker: Broker) -> None:
@@ -376,6 +380,47 @@ async def test_a_batch_finds_its_rows_by_their_keys(broker: Broker) -> None:
         lines = "\n".join(row[0] for row in plan)
         assert "Index Cond" in lines
         assert "Seq Scan" not in lines
+
+
+async def test_a_confirmation_reads_no_other_leases(broker: Broker) -> None:
+    """By plans that were kept since there were few."""
+    await broker.declare(terms("sim-a", 10_000))
+    await broker.send(acquire_request("first"), acquire_request("second"))
+    first, second = await broker.grants()
+    await broker.pool.execute("ANALYZE")
+    async with broker.pool.acquire() as db:
+        async with db.transaction():
+            await broker.send_in(db, confirm(first))
+        await broker.send(*(acquire_request(f"r{number}") for number in range(500)))
+        assert len(await broker.grants()) == 500
+        async with db.transaction():
+            before = await db.fetchval(LEASES_READ)
+            await broker.send_in(db, confirm(second))
+            assert await db.fetchval(LEASES_READ) - before == 2, "to apply the command, and to write what it changed"
+
+
+async def test_a_batch_takes_as_many_statements_as_one_command(broker: Broker) -> None:
+    """Of several lease pools, which are read and written together."""
+    pools = [f"p{number}" for number in range(4)]
+    await broker.declare(*map(terms, pools))
+    broker.handler = LeaseCommandHandler(broker.admissions)
+    await broker.send(acquire_request("first", pool="p0"))  # until then the driver has looked up types
+    async with broker.pool.acquire() as db:
+
+        async def statements(*commands: Any) -> int:
+            executed: list[Any] = []
+            with db.query_logger(executed.append):
+                async with db.transaction():
+                    await broker.send_in(db, *commands)
+                await asyncio.sleep(0)  # until the driver has logged all
+            return len(executed)
+
+        assert await statements(acquire_request("one", pool="p0")) == 8, "with BEGIN and COMMIT"
+        assert await statements(*(acquire_request("all", pool=pool) for pool in pools)) == 8
+        granted = [event for event in await broker.events() if isinstance(event, LeaseGranted)]
+        assert len(granted) == 6
+        assert await statements(confirm(granted[0])) == 6
+        assert await statements(*map(confirm, granted[1:])) == 6
 
 
 async def test_a_pool_with_failing_decisions_stops_no_other(broker: Broker) -> None:

@@ -13,7 +13,7 @@ import slipway_common
 import slipway_lease_broker
 import slipway_provisioner
 import slipway_weight_calculator
-from slipway_common.database.sql import Statement, array, arrays, given, matches, names, seconds
+from slipway_common.database.sql import Statement, array, arrays, given, joined, matches, names, seconds
 from tests.support.statements import unbounded_claims
 
 thing: Final = Table(
@@ -59,6 +59,18 @@ def test_conditions() -> None:
     condition = "($1::VARCHAR IS NULL OR thing.id = $1::VARCHAR) AND thing.units = ANY ($2::INTEGER[])"
     assert text(Statement(found)) == f"SELECT thing.id FROM thing WHERE {condition}"
     assert text(Statement(select(func.now() - seconds("age")))).startswith("SELECT now() - make_interval(secs => $1)")
+
+
+def test_statements_are_joined() -> None:
+    """With the parameters of all, in the order of the statements; a `WITH` of the last is merged."""
+    change, add = "UPDATE a SET x = $2 WHERE id = $1 OR y = $2", "INSERT INTO b VALUES ($1)"
+    publish = "WITH event AS (SELECT $1 AS id) INSERT INTO c SELECT id FROM event"
+    assert joined((change,)) == change
+    assert joined((change, add)) == f"WITH part_0 AS ({change}) INSERT INTO b VALUES ($3)"
+    assert joined((change, add, publish)) == (
+        f"WITH part_0 AS ({change}), part_1 AS (INSERT INTO b VALUES ($3)), "
+        "event AS (SELECT $4 AS id) INSERT INTO c SELECT id FROM event"
+    )
 
 
 def test_columns_of_a_statement_in_text() -> None:

@@ -20,6 +20,7 @@ from slipway_api.events.lease import (
 )
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection, Database
+from slipway_common.database.sql import Together, together
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.limits import Turns
@@ -175,7 +176,8 @@ class AdmissionTx:
         granted = any(one.answered or isinstance(one.command, LeaseRequested) for one in submissions)
         ledger = await self.load(submissions, granted=granted)
         self.exchanges = record(submissions, ledger, self.now)
-        if len(ledger.dirty) > at_once_max or any(put_off.get(name, self.now) > self.now for name in ledger.dirty):
+        is_put_off = any(put_off.get(name, self.now) > self.now for name in ledger.dirty)
+        if not ledger.dirty or len(ledger.dirty) > at_once_max or is_put_off:
             await self.leave_to_the_loop()
         else:
             self.deciding = frozenset(ledger.dirty)
@@ -272,27 +274,37 @@ class AdmissionTx:
         ledger = self._ledger
         due = sorted(ledger.dirty if lease_pool_ids is None else lease_pool_ids)
         alone = newcomers(ledger)
-        await self._save_rows(ledger, skip_new_requests=alone)
+        async with together(self.tx) as tx:
+            await self._save_rows(tx, ledger, skip_new_requests=alone)
+        new = [request for of_pool in alone.values() for request in of_pool]
+        # The tenants of new requests were read with the commands, or have no row.
+        known = {(request.lease_pool_id, request.tenant): None for request in new} | ledger.tenants
+        coming = await pools.coming(self.tx, due)
         events = traced(ledger.events, ledger.leases.values())
         made = []
         for name in due:
             decision, published = await self._decide_pool(
-                ledger.pools[name], known=ledger.tenants, new=alone.get(name, ())
+                ledger.pools[name], coming[name], known=known, new=alone.get(name, ())
             )
             made.append(decision)
             events += published
-        await pools.mark(self.tx, [pool for pool in ledger.pools_to_save() if pool.id not in due], (), ledger.deadlines)
+            self.pools[name] = decision.pool  # for the gangs of the next pool
+        others = [pool for pool in ledger.pools_to_save() if pool.id not in due]
+        async with together(self.tx) as tx:
+            await self._write(tx, made, new=new)
+            await pools.mark(tx, others, (), ledger.deadlines)
+            await self._publish(tx, [*ledger.history, *(entry for one in made for entry in one.history)], events)
         self._record(made)
-        await self._publish([*ledger.history, *(entry for decision in made for entry in decision.history)], events)
 
     async def leave_to_the_loop(self) -> None:
         """Write the rows that commands changed, and mark the pools due for the decide loop."""
         ledger = self._ledger
-        await self._save_rows(ledger)
-        await pools.mark(self.tx, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
+        async with together(self.tx) as tx:
+            await self._save_rows(tx, ledger)
+            await pools.mark(tx, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
+            await self._publish(tx, ledger.history, traced(ledger.events, ledger.leases.values()))
         self._record(())
         self.more = self.more or bool(ledger.dirty)
-        await self._publish(ledger.history, traced(ledger.events, ledger.leases.values()))
 
     async def confirm(self, granted: Sequence[Lease]) -> list[Lease]:
         """Confirm reserved leases whose holder gets them in the answer after the commit."""
@@ -347,9 +359,14 @@ class AdmissionTx:
         made = start_together(members, self.pools, known, self.now, new_id=new_id, terms=self._terms)
         if not made:
             return
-        for decision, member in zip(made, members, strict=True):
-            await self._write(decision)
-            await self._publish(decision.history, traced(decision.events, decision.granted, [member]))
+        events = [
+            event
+            for one, member in zip(made, members, strict=True)
+            for event in traced(one.events, one.granted, [member])
+        ]
+        async with together(self.tx) as tx:
+            await self._write(tx, made)
+            await self._publish(tx, [entry for one in made for entry in one.history], events)
         self._record(made)
         await gangs.done(self.tx, gang.id, self.now)
 
@@ -362,11 +379,11 @@ class AdmissionTx:
         self._waiters.committed(self.decisions, self.exchanges)
 
     async def _decide_pool(
-        self, pool: LeasePool, *, known: Mapping[Key, Tenant], new: Sequence[Request]
+        self, pool: LeasePool, coming: pools.Coming, *, known: Mapping[Key, Tenant | None], new: Sequence[Request]
     ) -> tuple[Decision, list[outbox.Traced]]:
-        """Decide for a pool and write all rows except history and events; returns the events. Reads no rows that it
-        already has: no tenants that are `known`, and no requests if all waiting ones are `new` and not written yet."""
-        situation = await self._situation(pool, known, new)
+        """Decide for a pool; returns the events as well. Reads no rows that it already has: no tenants that are
+        `known`, of which None has no row, and no requests if all waiting ones are `new` and not written yet."""
+        situation = await self._situation(pool, coming, known, new)
         confirms = self._waiters.confirms if self.exchanges else lambda *_: False
         decided = partial(
             decide,
@@ -383,15 +400,12 @@ class AdmissionTx:
             situation = msgspec.structs.replace(situation, deeper=dict.fromkeys(hidden, deep))
             decision = decided(pool, await self._with_waiters(situation, pool, waiters, known))
         self.exchanges = answer(decision, self.exchanges)
-        if new:
-            changed = {request.id: request for request in decision.requests}
-            await requests.add(self.tx, [changed.get(request.id, request) for request in new])
-            decision = msgspec.structs.replace(decision, requests=())
-        await self._write(decision)
         granted, waiting = [*situation.due, *decision.granted], [*situation.waiters, *situation.unannounced]
         return decision, traced(decision.events, granted, waiting)
 
-    async def _situation(self, pool: LeasePool, known: Mapping[Key, Tenant], new: Sequence[Request]) -> Situation:
+    async def _situation(
+        self, pool: LeasePool, coming: pools.Coming, known: Mapping[Key, Tenant | None], new: Sequence[Request]
+    ) -> Situation:
         """The situation of a pool."""
         tx, now = self.tx, self.now
         due: list[Lease] = []
@@ -402,7 +416,7 @@ class AdmissionTx:
         # Nothing passes while the database may lack leases.
         receiving = Receiving(kafka=None, http=None) if pool.incomplete(now) else self._receiving(pool.id)
         waiter_ttl = timedelta(seconds=self._terms.waiter_ttl_seconds)
-        next_deadline, requested_at = await pools.coming(tx, pool.id, None)
+        next_deadline, requested_at = coming
         is_due = receiving.either and next_deadline is not None and next_deadline <= now
         is_stale = receiving.both and requested_at is not None and requested_at < now - waiter_ttl
         if is_due:
@@ -410,7 +424,7 @@ class AdmissionTx:
         if is_stale:
             lapsed = await requests.lapse(tx, pool.id, stale_since=now - waiter_ttl, limit=ROWS_MAX)
         if is_due or is_stale:
-            later, requested_at = await pools.coming(tx, pool.id, now)
+            later, requested_at = (await pools.coming(tx, [pool.id], after=now))[pool.id]
             # Leases that are held back keep the pool due.
             next_deadline = later if receiving.both else next_deadline
         if new:
@@ -439,15 +453,16 @@ class AdmissionTx:
         return await self._with_waiters(situation, pool, waiters, known)
 
     async def _with_waiters(
-        self, situation: Situation, pool: LeasePool, waiters: Sequence[Request], known: Mapping[Key, Tenant]
+        self, situation: Situation, pool: LeasePool, waiters: Sequence[Request], known: Mapping[Key, Tenant | None]
     ) -> Situation:
         """The situation with these waiters and the rows that belong to them."""
         tx = self.tx
         keys = {(pool.id, waiter.tenant) for waiter in waiters}
+        found = [tenant for key in keys & known.keys() if (tenant := known[key]) is not None]
         return msgspec.structs.replace(
             situation,
             waiters=waiters,
-            tenants=[known[key] for key in keys & known.keys()] + await tenants.named(tx, keys - known.keys()),
+            tenants=found + await tenants.named(tx, keys - known.keys()),
             groups=await groups.named(tx, {(pool.id, waiter.group_name) for waiter in waiters if waiter.group_name}),
             blocked_gangs=await self._blocked_gangs(pool, waiters),
         )
@@ -460,31 +475,35 @@ class AdmissionTx:
             return {}
         members = await gangs.elsewhere(self.tx, waiting, pool.id)
         others = await pools.named(self.tx, {member.lease_pool_id for member in members})
-        return find_blocked_gangs(members, {other.id: other for other in others})
+        return find_blocked_gangs(members, {other.id: other for other in others} | self.pools)
 
-    async def _save_rows(self, ledger: Ledger, *, skip_new_requests: Container[str] = ()) -> None:
+    async def _save_rows(self, tx: Together, ledger: Ledger, *, skip_new_requests: Container[str] = ()) -> None:
         """Write the rows that commands changed, except the pools and the new requests of the given pools."""
         new = [request for request in ledger.requests_to_add() if request.lease_pool_id not in skip_new_requests]
-        await leases.save(self.tx, ledger.leases_to_save())
-        await requests.save(self.tx, ledger.requests_to_save())
-        await requests.add(self.tx, new)
-        await leases.add(self.tx, ledger.leases_to_add())
-        await tenants.save(self.tx, ledger.tenants_to_save())
-        await groups.save(self.tx, ledger.groups_to_save())
+        await leases.save(tx, ledger.leases_to_save())
+        await requests.save(tx, ledger.requests_to_save())
+        await requests.add(tx, new)
+        await leases.add(tx, ledger.leases_to_add())
+        await tenants.save(tx, ledger.tenants_to_save())
+        await groups.save(tx, ledger.groups_to_save())
 
-    async def _write(self, decision: Decision) -> None:
-        """Write the rows of a decision, except history and events."""
-        await leases.save(self.tx, [*decision.ended, *decision.postponed])
-        await leases.add(self.tx, decision.granted)
-        await requests.save(self.tx, decision.requests)
-        await tenants.save(self.tx, decision.tenants)
-        await groups.save(self.tx, decision.groups)
-        await gangs.have_turn(self.tx, decision.gangs, self.now)
-        await pools.settle(self.tx, decision, self.now)
+    async def _write(self, tx: Together, made: Sequence[Decision], *, new: Sequence[Request] = ()) -> None:
+        """Write the rows of decisions, except history and events; the `new` requests are not in the database yet."""
+        changed = {(one.lease_pool_id, one.id): one for decision in made for one in decision.requests}
+        added = [changed.pop((one.lease_pool_id, one.id), one) for one in new]
+        await leases.save(tx, [lease for one in made for lease in (*one.ended, *one.postponed)])
+        await leases.add(tx, [lease for one in made for lease in one.granted])
+        await requests.add(tx, added)
+        await requests.save(tx, list(changed.values()))
+        await tenants.save(tx, [tenant for one in made for tenant in one.tenants])
+        await groups.save(tx, [group for one in made for group in one.groups])
+        await gangs.have_turn(tx, {gang for one in made for gang in one.gangs}, self.now)
+        await pools.settle(tx, made, self.now)
 
-    async def _publish(self, entries: Sequence[Entry], events: Sequence[outbox.Traced]) -> None:
-        await history.add(self.tx, entries)
-        await outbox.enqueue(self.tx, events, at=self.now)
+    async def _publish(self, tx: Together, entries: Sequence[Entry], events: Sequence[outbox.Traced]) -> None:
+        await history.add(tx, entries)
+        if events:
+            await tx.execute(outbox.ENQUEUE, *await outbox.columns(self.tx, events, at=self.now))
 
     def _record(self, made: Sequence[Decision]) -> None:
         """Remember what was written, for `committed` and for what follows in this transaction."""

@@ -7,7 +7,10 @@ A statement that takes at most n rows says `= ANY (ARRAY(SELECT … LIMIT n FOR 
 execute a subquery of IN once for each row, and each time LIMIT takes rows that are not locked yet: all would be taken.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import functools
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -44,6 +47,7 @@ class Dialect(asyncpg.dialect):
 
 
 COPIED_MIN: Final = 16  # rows
+PARAMETER: Final = re.compile(r"\$(\d+)")
 DIALECT: Final = Dialect()  # type: ignore[no-untyped-call]
 
 
@@ -93,6 +97,55 @@ SELECT {taken} FROM unnest({arrays(fields)}) WITH ORDINALITY AS r ({taken}, row_
             await tx.copy_records_to_table(self._table, records=records, columns=self._names)
         elif rows:
             await tx.execute(self._insert, *columns(rows, self._names).values())
+
+
+class Together:
+    """Stands for a connection in functions that write, whose statements `together` executes as one."""
+
+    def __init__(self, tx: Connection) -> None:
+        self._tx = tx
+        self._texts: list[str] = []
+        self._arguments: list[Any] = []
+
+    async def execute(self, text: str, *arguments: Any) -> None:
+        self._texts.append(text)
+        self._arguments += arguments
+
+    async def copy_records_to_table(self, table: str, **options: Any) -> None:
+        """Copy rows at once."""
+        await self._tx.copy_records_to_table(table, **options)
+
+    async def done(self) -> None:
+        if self._texts:
+            await self._tx.execute(joined(tuple(self._texts)), *self._arguments)
+
+
+@contextlib.asynccontextmanager
+async def together(tx: Connection) -> AsyncIterator[Together]:
+    """Execute what is written in the block by one statement, since each would cost a round trip. None of its parts may
+    depend on another, or write a row that another one writes: all see the database as it was before."""
+    writes = Together(tx)
+    yield writes
+    await writes.done()
+
+
+@functools.cache
+def joined(texts: tuple[str, ...]) -> str:
+    """One statement that executes several, with the parameters of all in their order. Of those that write in a `WITH`
+    of their own there may be one, the last."""
+    parts, number = [], 0
+    for part in texts:
+        parts.append(_renumbered(part, number))
+        number += len(set(PARAMETER.findall(part)))
+    *before, last = parts
+    if not before:
+        return last
+    named = ", ".join(f"part_{place} AS ({part})" for place, part in enumerate(before))
+    return f"WITH {named}, {last.removeprefix('WITH ')}" if last.startswith("WITH ") else f"WITH {named} {last}"
+
+
+def _renumbered(text: str, more: int) -> str:
+    return PARAMETER.sub(lambda found: f"${int(found[1]) + more}", text)
 
 
 def given(*fields: Column[Any], name: str = "given") -> FromClause:

@@ -69,9 +69,10 @@ DUE: Final = Statement(
     .limit(LIMIT)
 )
 NAMED: Final = Statement(select(*FIELDS).where(lease.c.id == any_(array("ids", lease.c.id))))
+# By their ids as well: a kept plan of the join alone could read all leases.
 SAVE: Final = Statement(
     update(lease)
-    .where(lease.c.id == CHANGED.c.id)
+    .where(lease.c.id == any_(array("id", lease.c.id)), lease.c.id == CHANGED.c.id)
     .values({field.name: field for field in CHANGED.c if field.name not in FIXED})
 )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from sqlalchemy import Boolean, Column, Text, any_, bindparam, case, func, or_, select, text, update
@@ -65,10 +65,12 @@ CLAIM: Final = Statement(
     .limit(1)
     .with_for_update(skip_locked=True)
 )
+# By their ids as well: a kept plan of the join alone could read all pools.
+GIVEN: Final = lease_pool.c.id == any_(array("id", lease_pool.c.id))
 CHANGED: Final = given(lease_pool.c.id, *STATE, Column("due", Boolean), Column("deadline", TIME))
 MARK: Final = Statement(
     update(lease_pool)
-    .where(lease_pool.c.id == CHANGED.c.id)
+    .where(GIVEN, lease_pool.c.id == CHANGED.c.id)
     .values(
         {
             **{field.name: CHANGED.c[field.name] for field in STATE},
@@ -77,25 +79,29 @@ MARK: Final = Statement(
         }
     )
 )
+DECIDED: Final = given(
+    lease_pool.c.id, *STATE, Column("due", Boolean), Column("deadline", TIME), Column("summary", Text)
+)
 SETTLE: Final = Statement(
     update(lease_pool)
-    .where(ONE)
+    .where(GIVEN, lease_pool.c.id == DECIDED.c.id)
     .values(
         {
-            **{field.name: bindparam(field.name) for field in STATE},
-            "dirty": bindparam("due"),
-            "wake_at": bindparam("deadline"),
-            "decided_at": bindparam("now"),
-            "reason": func.coalesce(bindparam("summary", type_=Text), lease_pool.c.reason),
+            **{field.name: DECIDED.c[field.name] for field in STATE},
+            "dirty": DECIDED.c.due,
+            "wake_at": DECIDED.c.deadline,
+            "decided_at": bindparam("now", type_=TIME),
+            "reason": func.coalesce(DECIDED.c.summary, lease_pool.c.reason),
         }
     )
 )
 
 # Both are served by indexes, so that the cost does not grow with the number of leases or requests.
 COMING: Final = f"""
-SELECT (SELECT min(deadline) FROM leases
-        WHERE lease_pool_id = $1 AND {condition(COUNTED)} AND deadline > coalesce($2, '-infinity'::timestamptz)),
-    (SELECT min(last_requested_at) FROM requests WHERE lease_pool_id = $1 AND {condition(WAITING)})"""
+SELECT pool, (SELECT min(deadline) FROM leases
+        WHERE lease_pool_id = pool AND {condition(COUNTED)} AND deadline > coalesce($2, '-infinity'::timestamptz)),
+    (SELECT min(last_requested_at) FROM requests WHERE lease_pool_id = pool AND {condition(WAITING)})
+FROM unnest($1::text[]) AS pool"""
 
 PUT_OFF: Final = Statement(
     update(lease_pool)
@@ -241,6 +247,13 @@ class Overview(Declared, frozen=True, kw_only=True):
         return None if for_units is None else max(for_units, paced.total_seconds())
 
 
+class Coming(NamedTuple):
+    """The next changes of a pool by time."""
+
+    deadline: datetime | None  # the earliest one of the counted leases, after a time or of all
+    requested_at: datetime | None  # the earliest `last_requested_at` of the waiting requests
+
+
 async def clock(tx: Connection) -> datetime:
     """The database clock. Read it after the lock (see the package)."""
     now: datetime = await tx.fetchval(CLOCK)
@@ -302,24 +315,18 @@ async def mark(
         await tx.execute(MARK.text, *MARK.rows(changed, due=due, deadline=deadline))
 
 
-async def settle(tx: Connection, decision: Decision, now: datetime) -> None:
-    """Write the state of a pool after a decision, which covers everything committed before its lock."""
-    values = SETTLE.arguments(
-        id=decision.pool.id,
-        **{field.name: getattr(decision.pool, field.name) for field in STATE},
-        due=decision.again,
-        deadline=decision.wake_at,
-        now=now,
-        summary=decision.summary,
-    )
-    await tx.execute(SETTLE.text, *values)
+async def settle(tx: Connection, decisions: Sequence[Decision], now: datetime) -> None:
+    """Write the state of pools after their decisions, each of which covers everything committed before its lock."""
+    decided = [decision.pool for decision in decisions]
+    due = [decision.again for decision in decisions]
+    deadline = [decision.wake_at for decision in decisions]
+    summary = [decision.summary for decision in decisions]
+    await tx.execute(SETTLE.text, *SETTLE.rows(decided, due=due, deadline=deadline, summary=summary, now=now))
 
 
-async def coming(tx: Connection, lease_pool_id: str, after: datetime | None) -> tuple[datetime | None, datetime | None]:
-    """The next changes by time: the earliest deadline of the counted leases (after a time, or of all), and the earliest
-    `last_requested_at` of the waiting requests."""
-    deadline, requested_at = await tx.fetchrow(COMING, lease_pool_id, after)
-    return deadline, requested_at
+async def coming(tx: Connection, ids: Sequence[str], after: datetime | None = None) -> dict[str, Coming]:
+    """The next changes of pools by time."""
+    return {name: Coming(*times) for name, *times in await tx.fetch(COMING, ids, after)}
 
 
 async def put_off(db: Connection | Database, lease_pool_id: str, reason: str, *, seconds: float) -> None:
