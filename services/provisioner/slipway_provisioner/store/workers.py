@@ -113,15 +113,43 @@ _LISTED: Final = (
 LISTED: Final = Statement(_LISTED)
 # A constant condition allows the index on live workers to be used; there may be a hundred times more ended ones.
 LISTED_LIVE: Final = Statement(_LISTED.where(~in_states(ENDED)))
-COUNT_OUTCOMES: Final = """
+
+
+def counting(first: int) -> str:
+    """Statement that counts outcomes of stages. They are its parameters from this one on: configs, stages, and whether
+    they failed."""
+    configs, stages, failed = (f"${place}" for place in range(first, first + 3))
+    return f"""
 INSERT INTO launch_config_outcomes AS o (launch_config_id, stage, failures, successes, keys)
 SELECT c.id, u.stage, u.failures, u.successes, window_keys(c, u.stage) FROM (
     SELECT config, stage, count(*) FILTER (WHERE failed) AS failures, count(*) FILTER (WHERE NOT failed) AS successes
-    FROM unnest($1::text[], $2::text[], $3::boolean[]) AS g (config, stage, failed) GROUP BY config, stage) AS u
+    FROM unnest({configs}::text[], {stages}::text[], {failed}::boolean[]) AS g (config, stage, failed)
+    GROUP BY config, stage) AS u
 JOIN launch_config c ON c.id = u.config ORDER BY c.id, u.stage
 ON CONFLICT (launch_config_id, stage) DO UPDATE SET failures = o.failures + excluded.failures,
     successes = o.successes + excluded.successes,
     unfolded_since = CASE excluded.failures WHEN 0 THEN o.unfolded_since END"""
+
+
+def _saving(update: Statement, *, counts: bool) -> str:
+    """Statement that writes workers back with the outcomes of stages, if there are some, the marks of their pools, and
+    their events. Each would cost a round trip, and none of them reads what another one writes."""
+    first = len(update.names) + 1
+    counted = f"counted AS ({counting(first)}),\n" if counts else ""
+    first += 3 if counts else 0
+    return f"""
+WITH saved AS ({update.text}),
+{counted}marked AS (
+    INSERT INTO dirty_pool (pool_id, reason) SELECT * FROM unnest(${first}::text[], ${first + 1}::text[])),
+{outbox.insertion(first + 2)}"""
+
+
+# By whether it is one worker, and whether there are outcomes.
+SAVE: Final = {
+    (one, counts): _saving(UPDATE_ONE if one else UPDATE, counts=counts)
+    for one in (True, False)
+    for counts in (True, False)
+}
 
 
 def from_row(row: Any) -> Worker:
@@ -148,17 +176,19 @@ async def save(tx: Connection, changes: Sequence[Change], *, at: datetime | None
     """
     if not changes:
         return
-    await _write(tx, [worker for worker, _ in changes])
+    saved = [worker for worker, _ in changes]
     ended = [stage for _, event in changes if (stage := ended_stage(event)) is not None]
-    if ended:
-        await tx.execute(COUNT_OUTCOMES, *map(list, zip(*ended, strict=True)))
-    traced = [outbox.Traced(event, worker.traceparent) for worker, event in changes]
-    await outbox.enqueue(tx, traced, at=at)
     registered = {worker.pool_id for worker, event in changes if isinstance(event, WorkerRegistered)}
-    await marks.dirty(tx, registered, reason=marks.REGISTERED)
     changed = {worker.pool_id for worker, event in changes if not isinstance(event, WorkerLaunched)} - registered
-    await marks.dirty(tx, changed, reason="worker")
-    launched = {worker.pool_id for worker, _ in changes} - registered - changed
+    dirty = dict.fromkeys(sorted(registered), marks.REGISTERED) | dict.fromkeys(sorted(changed), "worker")
+    await tx.execute(
+        SAVE[len(saved) == 1, bool(ended)],
+        *_updated(saved),
+        *map(list, zip(*ended, strict=True)),
+        *(list(dirty), list(dirty.values())),
+        *await outbox.columns(tx, [outbox.Traced(event, worker.traceparent) for worker, event in changes], at=at),
+    )
+    launched = {worker.pool_id for worker in saved} - registered - changed
     await marks.dirty_if_short(tx, launched, reason="worker")  # a launch frees headroom, for which only such pools wait
 
 
@@ -170,15 +200,15 @@ async def touch(tx: Connection, worker: Worker) -> None:
 async def save_without_events(tx: Connection, workers: Sequence[Worker]) -> None:
     """Write back workers whose change has no event: a call begins, a lease is bound."""
     if workers:
-        await _write(tx, workers)
+        update = UPDATE_ONE if len(workers) == 1 else UPDATE
+        await tx.execute(update.text, *_updated(workers))
 
 
-async def _write(tx: Connection, workers: Sequence[Worker]) -> None:
+def _updated(workers: Sequence[Worker]) -> list[Any]:
+    """Parameters of UPDATE_ONE for one worker, of UPDATE for several."""
     if len(workers) == 1:
-        values = {name: getattr(workers[0], name) for name in UPDATE_ONE.names}
-        await tx.execute(UPDATE_ONE.text, *UPDATE_ONE.arguments(**values))
-    else:
-        await tx.execute(UPDATE.text, *UPDATE.rows(workers))
+        return [getattr(workers[0], name) for name in UPDATE_ONE.names]
+    return UPDATE.rows(workers)
 
 
 async def lock(tx: Connection, ids: Sequence[str], *, skip_locked: bool = False) -> list[Worker]:
