@@ -109,7 +109,7 @@ async def test_a_limit_that_is_removed_waits_for_a_start(provisioner: Provisione
         assert await provisioner.launcher._start(other, [two.lease_id])
 
 
-@locking("store.starts.SHARE_FREE", "store.starts.LOCK")
+@locking("store.functions.SHARE_LEASES", "store.starts.LOCK")
 async def test_a_limit_that_is_declared_between_the_locks_of_several_starts(provisioner: Provisioner) -> None:
     """Its lease is left out, so that it starts alone and counts, also if it is the only one whose pool is free."""
     grants = await granted(provisioner)

@@ -161,7 +161,7 @@ async def test_two_launchers_make_one_batch(provisioner: Provisioner) -> None:
     assert len(await provisioner.published(LeaseConfirmRequested)) == 1
 
 
-@locking("store.starts.LOCK", "store.leases.LOCK", "store.starts.SHARE_FREE")
+@locking("store.starts.LOCK", "store.leases.LOCK", "store.functions.SHARE_LEASES")
 async def test_a_locked_lease_does_not_block_a_launcher(provisioner: Provisioner) -> None:
     """The launcher continues with the next lease."""
     first, _second = await provisioner.admitted(2, "zone-a", "zone-b")
@@ -183,7 +183,7 @@ async def test_a_lease_that_ends_during_a_start(provisioner: Provisioner) -> Non
     assert await provisioner.published(WorkerDelayed) == []
 
 
-@locking("store.starts.SHARE_FREE", "store.starts.WRITE")
+@locking("store.functions.SHARE_LEASES", "store.starts.WRITE")
 async def test_several_starts_do_not_wait_for_a_locked_pool(provisioner: Provisioner) -> None:
     """They share a transaction, in which one whose pool is locked is left out: it is started alone."""
     grants = await provisioner.admitted(2, "zone-a", "zone-b")

@@ -37,9 +37,9 @@ FORBID: Final[dict[str, Forbid]] = {
     "drain": lambda db: drain(db),
 }
 SHARED: Final = (
-    "store.configs.FOR_START",
+    "store.functions.FOR_START",
+    "store.functions.SHARE_LEASES",
     "store.configs.SHARE",
-    "store.starts.SHARE",
     "store.launch_stops.EXCLUDE_STARTS",
     "store.launch_stops.PUT",
     "store.configs.PAUSE",

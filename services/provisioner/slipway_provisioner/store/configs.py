@@ -21,6 +21,7 @@ from slipway_provisioner.domain.pauses import BY_SIGNAL, Pausable
 from slipway_provisioner.domain.roll_out import Standing
 from slipway_provisioner.store import accounts, launch_stops, marks
 from slipway_provisioner.store.clock import NOW
+from slipway_provisioner.store.functions import FOR_START
 from slipway_provisioner.store.tables import launch_config, launch_config_name, worker_pool
 
 C: Final = launch_config.c
@@ -67,8 +68,6 @@ LOCK: Final = Statement(
     .order_by(N.name)
     .with_for_update(key_share=True)
 )
-# Shared with every other start; excluded by a pause, freeze, drain, archive, launch stop or change of mode.
-FOR_START: Final = "FOR SHARE OF p, n, c, g"
 SHARE: Final = f"""
 SELECT FROM worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
 WHERE c.id = $1 AND p.id = c.pool_id AND n.name = c.name {FOR_START}"""

@@ -191,7 +191,31 @@ CREATE FUNCTION lock_calls(batch_ids uuid[], timeout text) RETURNS void LANGUAGE
     PERFORM FROM launch_batch WHERE id = ANY(batch_ids) AND state = '{BatchState.CALLING}' ORDER BY id FOR UPDATE;
     PERFORM FROM worker WHERE batch_id = ANY(batch_ids) ORDER BY id FOR UPDATE;
 END $$"""
-LOCKING: Final = (CLAIM_DIRTY, MARK_SHORT, LOCK_CALLS, LOCK_LEASES)
+# Shared with every other start; excluded by a pause, freeze, drain, archive, launch stop or change of mode.
+FOR_START: Final = "FOR SHARE OF p, n, c, g"
+_STARTING: Final = """
+            SELECT l.id, c.pool_id, c.account_id
+            FROM lease l, worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
+            WHERE l.id = ANY(lease_ids) AND c.id = l.launch_config_id AND p.id = c.pool_id AND n.name = c.name"""
+# Lock the launch configs of leases against commands that forbid a start. Unless it `waits`, those that others have
+# locked are left out, and those whose starts are counted in turn. The rest of the transaction has kept plans, and so
+# has this: to plan it anew for each start takes longer than to execute it.
+SHARE_LEASES: Final = f"""
+CREATE FUNCTION share_leases(
+    lease_ids text[], waits boolean, OUT lease_id text, OUT pool_id text, OUT account_id text
+) RETURNS SETOF record LANGUAGE plpgsql AS $$ BEGIN
+    PERFORM {PLANS_KEPT};
+    IF waits THEN
+        RETURN QUERY {_STARTING.strip()}
+            {FOR_START};
+    ELSE
+        RETURN QUERY {_STARTING.strip()}
+                AND NOT EXISTS (SELECT FROM launch_limit WHERE scope = 'pool' AND scope_id = c.pool_id)
+                AND NOT EXISTS (SELECT FROM launch_limit WHERE scope = 'account' AND scope_id = c.account_id)
+            {FOR_START} SKIP LOCKED;
+    END IF;
+END $$"""
+LOCKING: Final = (CLAIM_DIRTY, MARK_SHORT, LOCK_CALLS, LOCK_LEASES, SHARE_LEASES)
 # Transition tables have no column list, so a statement trigger on updates would fire for each heartbeat. This one does
 # not: a heartbeat sets none of its columns.
 COUNTERS: Final = (

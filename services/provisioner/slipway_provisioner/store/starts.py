@@ -13,7 +13,6 @@ import msgspec
 from slipway_api.events.lifecycle import WAITING
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import arrays, columns, names
-from slipway_common.database.tables import PLANS_KEPT
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.launching import BatchState, LeaseState
@@ -26,15 +25,7 @@ from slipway_provisioner.store.tables import worker
 
 _LIMITED: Final = f"""EXISTS (
     SELECT FROM launch_limit WHERE {limits.OF_BOTH.format(pool="c.pool_id", account="c.account_id")})"""
-# The statements that follow are executed by kept plans: to plan them anew for each start takes longer.
-_SHARE: Final = f"""
-SELECT l.id, c.pool_id, c.account_id,
-    {PLANS_KEPT}
-FROM lease l, worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
-WHERE l.id = ANY($1) AND c.id = l.launch_config_id AND p.id = c.pool_id AND n.name = c.name"""
-SHARE: Final = f"{_SHARE} {configs.FOR_START}"
-# Leases whose launch config others have locked, or whose starts are counted in turn, are left out.
-SHARE_FREE: Final = f"{_SHARE} AND NOT {_LIMITED} {configs.FOR_START} SKIP LOCKED"
+SHARE: Final = "SELECT * FROM share_leases($1, $2)"
 LOCK: Final = f"""
 SELECT {names(leases.FIELDS, "l.")}, {names(workers.FIELDS, "w.")}
 FROM lease l JOIN worker w ON w.lease_id = l.id
@@ -86,8 +77,7 @@ class ShareLocked(msgspec.Struct, frozen=True):
 async def share(tx: Connection, lease_ids: Sequence[str]) -> list[ShareLocked]:
     """Lock the launch configs of leases against commands that forbid a start. Of several leases only those that need
     not wait and are under no safety limit."""
-    statement = SHARE if len(lease_ids) == 1 else SHARE_FREE
-    return [ShareLocked(*row[:3]) for row in await tx.fetch(statement, lease_ids)]
+    return [ShareLocked(*row) for row in await tx.fetch(SHARE, lease_ids, len(lease_ids) == 1)]
 
 
 async def lock(tx: Connection, shared: Sequence[ShareLocked], *, unlimited: bool) -> list[Start]:

@@ -1014,5 +1014,23 @@ CREATE FUNCTION lock_leases(lease_ids text[], request_ids text[]) RETURNS void L
     PERFORM FROM lease WHERE id = ANY(lease_ids) ORDER BY id FOR UPDATE;
     PERFORM FROM lease_request WHERE id = ANY(request_ids) ORDER BY id FOR UPDATE;
 END $$;
+CREATE FUNCTION share_leases(
+    lease_ids text[], waits boolean, OUT lease_id text, OUT pool_id text, OUT account_id text
+) RETURNS SETOF record LANGUAGE plpgsql AS $$ BEGIN
+    PERFORM set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true);
+    IF waits THEN
+        RETURN QUERY SELECT l.id, c.pool_id, c.account_id
+            FROM lease l, worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
+            WHERE l.id = ANY(lease_ids) AND c.id = l.launch_config_id AND p.id = c.pool_id AND n.name = c.name
+            FOR SHARE OF p, n, c, g;
+    ELSE
+        RETURN QUERY SELECT l.id, c.pool_id, c.account_id
+            FROM lease l, worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
+            WHERE l.id = ANY(lease_ids) AND c.id = l.launch_config_id AND p.id = c.pool_id AND n.name = c.name
+                AND NOT EXISTS (SELECT FROM launch_limit WHERE scope = 'pool' AND scope_id = c.pool_id)
+                AND NOT EXISTS (SELECT FROM launch_limit WHERE scope = 'account' AND scope_id = c.account_id)
+            FOR SHARE OF p, n, c, g SKIP LOCKED;
+    END IF;
+END $$;
 INSERT INTO launch_stop_guard DEFAULT VALUES;
 INSERT INTO deployment (id) VALUES ('slipway-' || left(replace(gen_random_uuid()::text, '-', ''), 16));
