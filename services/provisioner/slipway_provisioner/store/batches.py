@@ -119,15 +119,12 @@ KNOWN: Final = f"""
 UPDATE launch_batch b SET state = '{BatchState.KNOWN}', outcome = k.outcome, known_at = slipway_clock(),
     charged = k.charged, unproven = k.unproven, body = b.body - 'user_data'
 FROM unnest({arrays(C[_KNOWN])}) AS k ({", ".join(_KNOWN)}) WHERE b.id = k.id"""
-LOCK_CALLS: Final = "SELECT lock_calls($1::uuid[], $2)"
-# With a row for each intent, or one without if there is none.
-CALLS: Final = f"""
-SELECT b.id AS call_id, slipway_clock() AS now, (SELECT row_to_json(a) FROM (
-        SELECT {names(accounts.COLUMNS)}, (SELECT id FROM deployment) AS deployment,
-            unanswered_since IS NOT NULL AS unanswered
-        FROM account WHERE id = b.account_id) AS a) AS account, {names(workers.FIELDS, "w.")}
-FROM launch_batch b LEFT JOIN worker w ON w.batch_id = b.id
-WHERE b.id = ANY($1::uuid[]) AND b.state = '{BatchState.CALLING}' ORDER BY b.id, w.id"""
+LOCK_CALLS: Final = f"""
+SELECT c.call_id, slipway_clock() AS now, (SELECT row_to_json(a) FROM (
+        SELECT {names(accounts.COLUMNS, "(c.called).")}, (SELECT id FROM deployment) AS deployment,
+            (c.called).unanswered_since IS NOT NULL AS unanswered) AS a) AS account,
+    {names(workers.FIELDS, "(c.intent).")}
+FROM lock_calls($1::uuid[], $2) AS c"""
 REPEATED: Final = Statement(sa.update(launch_batch).where(_ID).values(called_at=_NOW, called_seconds=C.timeout_seconds))
 # Another attempt may have repeated the call meanwhile: that call counts.
 NOT_REPEATABLE: Final = Statement(
@@ -211,9 +208,8 @@ async def lock_calls(tx: Connection, batch_ids: Sequence[str], *, lock_seconds: 
     """Lock batches whose outcome is not recorded, with their intents. Nothing in the transaction waits longer than
     `lock_seconds` for a lock [default: the session's time]."""
     timeout = None if lock_seconds is None else f"{lock_seconds * 1000:.0f}ms"
-    await tx.execute(LOCK_CALLS, batch_ids, timeout)
     calls: dict[str, OpenCall] = {}
-    for row in await tx.fetch(CALLS, batch_ids):
+    for row in await tx.fetch(LOCK_CALLS, batch_ids, timeout):
         call_id, now, account, *values = row.values()
         found = OpenCall(msgspec.convert(account, Account), [], now, account["unanswered"])
         call = calls.setdefault(str(call_id), found)

@@ -182,14 +182,19 @@ CREATE FUNCTION lock_leases(lease_ids text[], request_ids text[]) RETURNS void L
     PERFORM FROM lease WHERE id = ANY(lease_ids) ORDER BY id FOR UPDATE;
     PERFORM FROM lease_request WHERE id = ANY(request_ids) ORDER BY id FOR UPDATE;
 END $$"""
-# Lock batches whose outcome is not recorded, then their intents; what they are is read in a later statement. Nothing
-# in the transaction waits longer than `timeout` for a lock, if it is given, and its statements have kept plans.
+# Lock batches whose outcome is not recorded, then their intents, and read them with their accounts by a statement that
+# begins after the locks: a row for each intent, or one without if there is none. Nothing in the transaction waits
+# longer than `timeout` for a lock, if it is given, and its statements have kept plans.
 LOCK_CALLS: Final = f"""
-CREATE FUNCTION lock_calls(batch_ids uuid[], timeout text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+CREATE FUNCTION lock_calls(batch_ids uuid[], timeout text, OUT call_id uuid, OUT called account, OUT intent worker)
+RETURNS SETOF record LANGUAGE plpgsql AS $$ BEGIN
     PERFORM set_config('lock_timeout', coalesce(timeout, current_setting('lock_timeout')), true),
         {PLANS_KEPT};
     PERFORM FROM launch_batch WHERE id = ANY(batch_ids) AND state = '{BatchState.CALLING}' ORDER BY id FOR UPDATE;
     PERFORM FROM worker WHERE batch_id = ANY(batch_ids) ORDER BY id FOR UPDATE;
+    RETURN QUERY SELECT b.id, a, w FROM launch_batch b LEFT JOIN account a ON a.id = b.account_id
+        LEFT JOIN worker w ON w.batch_id = b.id
+        WHERE b.id = ANY(batch_ids) AND b.state = '{BatchState.CALLING}' ORDER BY b.id, w.id;
 END $$"""
 # Shared with every other start; excluded by a pause, freeze, drain, archive, launch stop or change of mode.
 FOR_START: Final = "FOR SHARE OF p, n, c, g"

@@ -1004,11 +1004,15 @@ BEGIN
     WHERE given.id <> ALL(free) OR EXISTS (SELECT FROM pool_balance b WHERE b.pool_id = given.id AND b.short)
     ORDER BY given.id;
 END $$;
-CREATE FUNCTION lock_calls(batch_ids uuid[], timeout text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+CREATE FUNCTION lock_calls(batch_ids uuid[], timeout text, OUT call_id uuid, OUT called account, OUT intent worker)
+RETURNS SETOF record LANGUAGE plpgsql AS $$ BEGIN
     PERFORM set_config('lock_timeout', coalesce(timeout, current_setting('lock_timeout')), true),
         set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true);
     PERFORM FROM launch_batch WHERE id = ANY(batch_ids) AND state = 'calling' ORDER BY id FOR UPDATE;
     PERFORM FROM worker WHERE batch_id = ANY(batch_ids) ORDER BY id FOR UPDATE;
+    RETURN QUERY SELECT b.id, a, w FROM launch_batch b LEFT JOIN account a ON a.id = b.account_id
+        LEFT JOIN worker w ON w.batch_id = b.id
+        WHERE b.id = ANY(batch_ids) AND b.state = 'calling' ORDER BY b.id, w.id;
 END $$;
 CREATE FUNCTION lock_leases(lease_ids text[], request_ids text[]) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
     PERFORM FROM lease WHERE id = ANY(lease_ids) ORDER BY id FOR UPDATE;
