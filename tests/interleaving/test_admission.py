@@ -292,7 +292,7 @@ async def test_a_grant_that_waited_for_a_termination(provisioner: Provisioner, t
     assert [worker.holds_unit for worker in await provisioner.workers()] == [False, True]
 
 
-@locking(*TERMINATE, "store.starts.LOCK")
+@locking(*TERMINATE, "store.functions.LOCK_STARTS")
 async def test_a_termination_that_waited_for_a_start(provisioner: Provisioner, tmp_path: Path) -> None:
     """The call is made; its worker is stopping, and is terminated once its instance is known."""
     await provisioner.admitted()
@@ -306,7 +306,7 @@ async def test_a_termination_that_waited_for_a_start(provisioner: Provisioner, t
     assert provisioner.cloud.terminated == ["i-0001"]
 
 
-@locking(*TERMINATE, "store.starts.LOCK")
+@locking(*TERMINATE, "store.functions.LOCK_STARTS")
 async def test_a_start_while_its_worker_is_terminated(provisioner: Provisioner, tmp_path: Path) -> None:
     """No call is made for the worker."""
     await provisioner.admitted()

@@ -109,17 +109,17 @@ async def test_a_limit_that_is_removed_waits_for_a_start(provisioner: Provisione
         assert await provisioner.launcher._start(other, [two.lease_id])
 
 
-@locking("store.functions.SHARE_LEASES", "store.starts.LOCK")
+@locking("store.functions.LOCK_STARTS")
 async def test_a_limit_that_is_declared_between_the_locks_of_several_starts(provisioner: Provisioner) -> None:
     """Its lease is left out, so that it starts alone and counts, also if it is the only one whose pool is free."""
     grants = await granted(provisioner)
     async with provisioner.database.acquire() as db, provisioner.database.acquire() as other, db.transaction():
         async with other.transaction():
             await other.execute("SELECT FROM worker_pool WHERE id = 'other' FOR UPDATE")
-            shared = await starts.share(db, [grant.lease_id for grant in grants])
-        assert [each.pool_id for each in shared] == ["linux"]
+            locked = await starts.lock(db, [grant.lease_id for grant in grants])
+        assert [worker.pool_id for each in locked.values() for worker in each.waiting] == ["linux"]
         await provisioner.declare(two_pools(launches_per_hour=1))
-        assert await starts.lock(db, shared, unlimited=True) == []
+        assert await starts.read(db, locked, unlimited=True) == []
 
 
 @locking("store.limits.SEEN", "store.limits.ALERT")

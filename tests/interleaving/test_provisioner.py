@@ -150,7 +150,7 @@ async def test_a_start_that_waited_for_the_end_of_a_launch_stop(provisioner: Pro
         assert await start
 
 
-@locking("store.starts.LOCK", "store.starts.WRITE")
+@locking("store.functions.LOCK_STARTS", "store.starts.WRITE")
 async def test_two_launchers_make_one_batch(provisioner: Provisioner) -> None:
     """One lease has one start statement and one call with all its intents."""
     await provisioner.admitted(3)
@@ -161,7 +161,7 @@ async def test_two_launchers_make_one_batch(provisioner: Provisioner) -> None:
     assert len(await provisioner.published(LeaseConfirmRequested)) == 1
 
 
-@locking("store.starts.LOCK", "store.leases.LOCK", "store.functions.SHARE_LEASES")
+@locking("store.functions.LOCK_STARTS", "store.leases.LOCK")
 async def test_a_locked_lease_does_not_block_a_launcher(provisioner: Provisioner) -> None:
     """The launcher continues with the next lease."""
     first, _second = await provisioner.admitted(2, "zone-a", "zone-b")
@@ -183,7 +183,7 @@ async def test_a_lease_that_ends_during_a_start(provisioner: Provisioner) -> Non
     assert await provisioner.published(WorkerDelayed) == []
 
 
-@locking("store.functions.SHARE_LEASES", "store.starts.WRITE")
+@locking("store.functions.LOCK_STARTS", "store.starts.WRITE")
 async def test_several_starts_do_not_wait_for_a_locked_pool(provisioner: Provisioner) -> None:
     """They share a transaction, in which one whose pool is locked is left out: it is started alone."""
     grants = await provisioner.admitted(2, "zone-a", "zone-b")
@@ -198,7 +198,7 @@ async def test_several_starts_do_not_wait_for_a_locked_pool(provisioner: Provisi
     assert len(await provisioner.published(LeaseConfirmRequested)) == 2
 
 
-@locking("store.functions.LOCK_LEASES", "store.leases.END", "store.starts.LOCK")
+@locking("store.functions.LOCK_LEASES", "store.leases.END", "store.functions.LOCK_STARTS")
 async def test_a_start_while_its_lease_ends(provisioner: Provisioner) -> None:
     """No call is made under a lease that ended first."""
     (grant,) = await provisioner.admitted()

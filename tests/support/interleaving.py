@@ -38,7 +38,7 @@ FORBID: Final[dict[str, Forbid]] = {
 }
 SHARED: Final = (
     "store.functions.FOR_START",
-    "store.functions.SHARE_LEASES",
+    "store.functions.LOCK_STARTS",
     "store.configs.SHARE",
     "store.launch_stops.EXCLUDE_STARTS",
     "store.launch_stops.PUT",

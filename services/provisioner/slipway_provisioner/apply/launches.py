@@ -70,19 +70,16 @@ async def start(
     Of several leases, those are left out that would have to wait for a lock or are under a safety limit: none waits for
     another. Start them alone.
     """
-    shared = await starts.share(tx, lease_ids)
-    if not shared:
-        return []
-    alone = len(lease_ids) == 1
-    locked = await limits.lock(tx, shared[0].pool_id, shared[0].account_id) if alone else []
+    locked = await starts.lock(tx, lease_ids)
     started, calls, events = [], [], []
-    for each in await starts.lock(tx, shared, unlimited=not alone):
+    for each in await starts.read(tx, locked, unlimited=len(lease_ids) > 1):
         provider, lease = providers[each.account.provider], each.lease
         if not terms.suffices(lease, each.now, terms.timeout(each.account)):
             await leases.renew_one(tx, lease.id, renewal_pending_seconds=terms.clock_skew_seconds)
             continue
         waiting = each.waiting[: provider.units_max(each.account)]  # the others start under the same lease
-        admitted = await limiting.admit(tx, locked, _kind(each.config, each.account), len(waiting), terms.tariff)
+        limited = await limits.lock(tx, each.config["pool_id"], each.account.id) if locked[lease.id].limited else []
+        admitted = await limiting.admit(tx, limited, _kind(each.config, each.account), len(waiting), terms.tariff)
         if admitted.reached is not None:
             await _cancel(tx, waiting[admitted.units :], admitted.reached.text)
             waiting = waiting[: admitted.units]

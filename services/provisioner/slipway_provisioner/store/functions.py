@@ -9,7 +9,7 @@ from slipway_api.events.scopes import NEW_SHARED_WINDOWS
 from slipway_common.database.tables import PLANS_KEPT
 from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain.fairness import WOKEN
-from slipway_provisioner.domain.launching import BatchState
+from slipway_provisioner.domain.launching import BatchState, LeaseState
 from slipway_provisioner.store.columns import states
 
 # Columns of a launch config: keys of what it shares with others, as events/scopes makes them.
@@ -198,29 +198,43 @@ RETURNS SETOF record LANGUAGE plpgsql AS $$ BEGIN
 END $$"""
 # Shared with every other start; excluded by a pause, freeze, drain, archive, launch stop or change of mode.
 FOR_START: Final = "FOR SHARE OF p, n, c, g"
-_STARTING: Final = """
-            SELECT l.id, c.pool_id, c.account_id
-            FROM lease l, worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
-            WHERE l.id = ANY(lease_ids) AND c.id = l.launch_config_id AND p.id = c.pool_id AND n.name = c.name"""
-# Lock the launch configs of leases against commands that forbid a start. Unless it `waits`, those that others have
-# locked are left out, and those whose starts are counted in turn. The rest of the transaction has kept plans, and so
-# has this: to plan it anew for each start takes longer than to execute it.
-SHARE_LEASES: Final = f"""
-CREATE FUNCTION share_leases(
-    lease_ids text[], waits boolean, OUT lease_id text, OUT pool_id text, OUT account_id text
-) RETURNS SETOF record LANGUAGE plpgsql AS $$ BEGIN
+# Lock the launch configs of leases against commands that forbid a start, then the leases and their waiting intents,
+# except for those that others have locked. A lease alone waits for its launch config and its safety limits. Of several,
+# those whose launch config is locked are left out, and those that are `limited`, whose starts are counted in turn.
+# All of the transaction has kept plans: to plan this for each start takes longer than to execute it.
+LOCK_STARTS: Final = f"""
+CREATE FUNCTION lock_starts(lease_ids text[], OUT leased lease, OUT intent worker, OUT limited boolean)
+RETURNS SETOF record LANGUAGE plpgsql AS $$
+DECLARE
+    shared text[];
+    pool text;
+    of_account text;
+BEGIN
     PERFORM {PLANS_KEPT};
-    IF waits THEN
-        RETURN QUERY {_STARTING.strip()}
-            {FOR_START};
+    limited := false;
+    IF cardinality(lease_ids) = 1 THEN
+        SELECT ARRAY[l.id], c.pool_id, c.account_id INTO shared, pool, of_account
+        FROM lease l, worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
+        WHERE l.id = lease_ids[1] AND c.id = l.launch_config_id AND p.id = c.pool_id AND n.name = c.name
+        {FOR_START};
+        PERFORM FROM launch_limit WHERE scope = 'account' AND scope_id = of_account FOR UPDATE;
+        limited := FOUND;
+        PERFORM FROM launch_limit WHERE scope = 'pool' AND scope_id = pool FOR UPDATE;
+        limited := limited OR FOUND;
     ELSE
-        RETURN QUERY {_STARTING.strip()}
+        shared := ARRAY(
+            SELECT l.id FROM lease l, worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
+            WHERE l.id = ANY(lease_ids) AND c.id = l.launch_config_id AND p.id = c.pool_id AND n.name = c.name
                 AND NOT EXISTS (SELECT FROM launch_limit WHERE scope = 'pool' AND scope_id = c.pool_id)
                 AND NOT EXISTS (SELECT FROM launch_limit WHERE scope = 'account' AND scope_id = c.account_id)
-            {FOR_START} SKIP LOCKED;
+            {FOR_START} SKIP LOCKED);
     END IF;
+    RETURN QUERY SELECT l, w, lock_starts.limited FROM lease l JOIN worker w ON w.lease_id = l.id
+        WHERE l.id = ANY(shared) AND w.lease_id = ANY(shared) AND l.state <> '{LeaseState.ENDED}'
+            AND w.state IN ({states(WAITING)})
+        ORDER BY l.id, w.id FOR UPDATE OF l, w SKIP LOCKED;
 END $$"""
-LOCKING: Final = (CLAIM_DIRTY, MARK_SHORT, LOCK_CALLS, LOCK_LEASES, SHARE_LEASES)
+LOCKING: Final = (CLAIM_DIRTY, MARK_SHORT, LOCK_CALLS, LOCK_LEASES, LOCK_STARTS)
 # Transition tables have no column list, so a statement trigger on updates would fire for each heartbeat. This one does
 # not: a heartbeat sets none of its columns.
 COUNTERS: Final = (

@@ -10,27 +10,22 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_api.events.lifecycle import WAITING
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import arrays, columns, names
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.domain.launching import BatchState, LeaseState
+from slipway_provisioner.domain.launching import BatchState
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store import accounts, configs, leases, limits, workers
 from slipway_provisioner.store.batches import CALL, Batch
-from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.leases import Lease
 from slipway_provisioner.store.tables import worker
 
 _LIMITED: Final = f"""EXISTS (
     SELECT FROM launch_limit WHERE {limits.OF_BOTH.format(pool="c.pool_id", account="c.account_id")})"""
-SHARE: Final = "SELECT * FROM share_leases($1, $2)"
 LOCK: Final = f"""
-SELECT {names(leases.FIELDS, "l.")}, {names(workers.FIELDS, "w.")}
-FROM lease l JOIN worker w ON w.lease_id = l.id
-WHERE l.id = ANY($1) AND w.lease_id = ANY($1) AND l.state <> '{LeaseState.ENDED}' AND w.state IN ({states(WAITING)})
-ORDER BY l.id, w.id FOR UPDATE OF l, w SKIP LOCKED"""
+SELECT {names(leases.FIELDS, "(s.leased).")}, {names(workers.FIELDS, "(s.intent).")}, s.limited
+FROM lock_starts($1) AS s"""
 READ: Final = f"""
 SELECT l.id AS lease_id, slipway_clock() AS now, (SELECT id FROM incarnation) AS incarnation,
     ({{limited}}) AS limited, {names(configs.STARTED, "c.")},
@@ -66,41 +61,41 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     now: datetime
 
 
-class ShareLocked(msgspec.Struct, frozen=True):
-    """A lease whose launch config is locked against commands that forbid its start."""
+class Locked(msgspec.Struct, frozen=True):
+    """A locked lease with its waiting intents, whose launch config is locked against commands that forbid its start.
+    `limited`: its safety limits are locked."""
 
-    id: str
-    pool_id: str
-    account_id: str
-
-
-async def share(tx: Connection, lease_ids: Sequence[str]) -> list[ShareLocked]:
-    """Lock the launch configs of leases against commands that forbid a start. Of several leases only those that need
-    not wait and are under no safety limit."""
-    return [ShareLocked(*row) for row in await tx.fetch(SHARE, lease_ids, len(lease_ids) == 1)]
+    lease: Lease
+    waiting: list[Worker]
+    limited: bool
 
 
-async def lock(tx: Connection, shared: Sequence[ShareLocked], *, unlimited: bool) -> list[Start]:
-    """Lock leases that no other transaction has locked, with their waiting intents, and read what their starts need;
-    without those that may not start, and if `unlimited` without those that have come under a safety limit."""
-    waiting: dict[str, tuple[Lease, list[Worker]]] = {}
-    for row in await tx.fetch(LOCK, [each.id for each in shared]):
-        values = list(row.values())
+async def lock(tx: Connection, lease_ids: Sequence[str]) -> dict[str, Locked]:
+    """Lock what a start depends on, but for leases and intents that others have locked. Of several leases only those
+    that need not wait and are under no safety limit."""
+    found: dict[str, Locked] = {}
+    for row in await tx.fetch(LOCK, lease_ids):
+        *values, limited = row.values()
         lease = _lease(values)
-        waiting.setdefault(lease.id, (lease, []))[1].append(_worker(values))
-    if not waiting:
+        found.setdefault(lease.id, Locked(lease, [], limited)).waiting.append(_worker(values))
+    return found
+
+
+async def read(tx: Connection, locked: Mapping[str, Locked], *, unlimited: bool) -> list[Start]:
+    """Read what the starts under locked leases need; without those that may not start, and if `unlimited` without those
+    that have come under a safety limit."""
+    if not locked:
         return []
-    rows = await tx.fetch(READ, list(waiting))
     return [
         Start(
-            lease=waiting[row["lease_id"]][0],
-            waiting=waiting[row["lease_id"]][1],
+            lease=locked[row["lease_id"]].lease,
+            waiting=locked[row["lease_id"]].waiting,
             config=row,
             account=msgspec.convert(row["account"], Account),
             source=row["source"],
             now=row["now"],
         )
-        for row in rows
+        for row in await tx.fetch(READ, list(locked))
         if not (unlimited and row["limited"])
     ]
 

@@ -1018,23 +1018,36 @@ CREATE FUNCTION lock_leases(lease_ids text[], request_ids text[]) RETURNS void L
     PERFORM FROM lease WHERE id = ANY(lease_ids) ORDER BY id FOR UPDATE;
     PERFORM FROM lease_request WHERE id = ANY(request_ids) ORDER BY id FOR UPDATE;
 END $$;
-CREATE FUNCTION share_leases(
-    lease_ids text[], waits boolean, OUT lease_id text, OUT pool_id text, OUT account_id text
-) RETURNS SETOF record LANGUAGE plpgsql AS $$ BEGIN
+CREATE FUNCTION lock_starts(lease_ids text[], OUT leased lease, OUT intent worker, OUT limited boolean)
+RETURNS SETOF record LANGUAGE plpgsql AS $$
+DECLARE
+    shared text[];
+    pool text;
+    of_account text;
+BEGIN
     PERFORM set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true);
-    IF waits THEN
-        RETURN QUERY SELECT l.id, c.pool_id, c.account_id
-            FROM lease l, worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
-            WHERE l.id = ANY(lease_ids) AND c.id = l.launch_config_id AND p.id = c.pool_id AND n.name = c.name
-            FOR SHARE OF p, n, c, g;
+    limited := false;
+    IF cardinality(lease_ids) = 1 THEN
+        SELECT ARRAY[l.id], c.pool_id, c.account_id INTO shared, pool, of_account
+        FROM lease l, worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
+        WHERE l.id = lease_ids[1] AND c.id = l.launch_config_id AND p.id = c.pool_id AND n.name = c.name
+        FOR SHARE OF p, n, c, g;
+        PERFORM FROM launch_limit WHERE scope = 'account' AND scope_id = of_account FOR UPDATE;
+        limited := FOUND;
+        PERFORM FROM launch_limit WHERE scope = 'pool' AND scope_id = pool FOR UPDATE;
+        limited := limited OR FOUND;
     ELSE
-        RETURN QUERY SELECT l.id, c.pool_id, c.account_id
-            FROM lease l, worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
+        shared := ARRAY(
+            SELECT l.id FROM lease l, worker_pool p, launch_config_name n, launch_config c, launch_stop_guard g
             WHERE l.id = ANY(lease_ids) AND c.id = l.launch_config_id AND p.id = c.pool_id AND n.name = c.name
                 AND NOT EXISTS (SELECT FROM launch_limit WHERE scope = 'pool' AND scope_id = c.pool_id)
                 AND NOT EXISTS (SELECT FROM launch_limit WHERE scope = 'account' AND scope_id = c.account_id)
-            FOR SHARE OF p, n, c, g SKIP LOCKED;
+            FOR SHARE OF p, n, c, g SKIP LOCKED);
     END IF;
+    RETURN QUERY SELECT l, w, lock_starts.limited FROM lease l JOIN worker w ON w.lease_id = l.id
+        WHERE l.id = ANY(shared) AND w.lease_id = ANY(shared) AND l.state <> 'ended'
+            AND w.state IN ('requested')
+        ORDER BY l.id, w.id FOR UPDATE OF l, w SKIP LOCKED;
 END $$;
 INSERT INTO launch_stop_guard DEFAULT VALUES;
 INSERT INTO deployment (id) VALUES ('slipway-' || left(replace(gen_random_uuid()::text, '-', ''), 16));
