@@ -16,12 +16,14 @@ from slipway_api.events.topics import WORKER_LIFECYCLE
 from slipway_common.database import postgres
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.messaging import kafka
+from slipway_common.messaging import relay as relay_module
 from slipway_common.messaging.broker import connect
 from slipway_common.messaging.consume import Batch, Consumer
 from slipway_common.messaging.leader_loop import LeaderLoop
 from slipway_common.messaging.leadership import Turn
+from slipway_common.messaging.partition_queues import Rows
 from slipway_common.messaging.records import Received
-from slipway_common.messaging.relay import Publication, Relay
+from slipway_common.messaging.relay import Relay
 from slipway_common.messaging.topic_admin import partition_counts
 from slipway_common.service import Loop, Service, ServiceSettings
 from tests.support import harness
@@ -144,15 +146,14 @@ async def relay(url: str, bootstrap: str, prefix: str, stalled_seconds: str) -> 
         partitions=partition_counts((WORKER_LIFECYCLE,), PARTITIONS),
         stalled_seconds=float(stalled_seconds),
     )
-    publish = Publication.round
+    send = relay_module.send_batch
 
-    async def told(publication: Publication, db: Connection) -> int:
-        published = await publish(publication, db)
-        if published:
-            print("published", flush=True)
+    async def told(producer: Any, prefix: str, source: str, rows: Rows) -> int:
+        published = await send(producer, prefix, source, rows)
+        print("published", flush=True)
         return published
 
-    Publication.round = told  # type: ignore[method-assign, assignment]
+    relay_module.send_batch = told
     print("up", flush=True)
     await relay.run()
 

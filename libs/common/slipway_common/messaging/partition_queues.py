@@ -75,6 +75,10 @@ class PartitionQueues:
             if not queue.rows:  # nothing to retry
                 queue.failures, queue.retry_at = 0, 0.0
 
+    def can_send(self, now: float) -> bool:
+        """True if a batch of a partition may be sent, or loaded, now."""
+        return any(queue.is_free(now) and (queue.rows or queue.more) for queue in self._queues.values())
+
     def start(self, now: float) -> list[tuple[Place, Rows]]:
         """Begin to send: the rows of which a batch may be sent now, per partition. Each ends with `acknowledge` or
         `fail`."""

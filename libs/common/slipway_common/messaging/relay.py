@@ -52,14 +52,14 @@ RECORD: Final = (
     "sequence_number",
     "previous_sequence_number",
 )
-# Acknowledged rows are deleted with it, since a round trip of their own would cost as much.
-UNNUMBERED: Final = """
-WITH acknowledged AS (DELETE FROM outbox WHERE id = ANY($1::bigint[]))
-SELECT id, topic, key FROM outbox WHERE sequence_number IS NULL ORDER BY id LIMIT 2000"""
-# The position is updated with the numbers and outlives the rows, so no number is assigned twice.
+NUMBERED_MAX: Final = 2_000  # rows of a round
+UNNUMBERED: Final = f"SELECT id, topic, key FROM outbox WHERE sequence_number IS NULL ORDER BY id LIMIT {NUMBERED_MAX}"
+DELETE: Final = "DELETE FROM outbox WHERE id = ANY($1::bigint[])"
+# The position is updated with the numbers and outlives the rows, so no number is assigned twice. Acknowledged rows are
+# deleted with it, since a commit of their own would cost as much.
 NUMBER: Final = f"""
-WITH given AS (
-    SELECT * FROM unnest($1::bigint[], $2::text[], $3::integer[]) AS g (id, topic, partition)
+WITH acknowledged AS ({DELETE}), given AS (
+    SELECT * FROM unnest($2::bigint[], $3::text[], $4::integer[]) AS g (id, topic, partition)
 ), placed AS (
     SELECT id, topic, partition, row_number() OVER (PARTITION BY topic, partition ORDER BY id) AS place FROM given
 ), moved AS (
@@ -87,6 +87,7 @@ STALLED_SECONDS: Final = 10.0
 PING_SECONDS_MAX: Final = 1.0
 CHECK_SECONDS: Final = 2.0
 TOGETHER_SECONDS: Final = 0.05  # for batches that were sent together, so that one round follows all of them
+DELETE_SECONDS: Final = 0.05  # acknowledged rows wait so long for a round that numbers others
 DENIED: Final = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError)
 """Errors of a principal that lacks a right. They pass once an administrator has given it."""
 LOG_EVERY: Final = 12  # failed batches in a row of a partition: one line a minute
@@ -272,9 +273,9 @@ class Publication:
         self._denied: set[Place] = set()  # whose last batch was refused for lack of a right
         self._acknowledged: list[int] = []  # ids of rows that the next round deletes
 
-    async def round(self, db: Connection) -> int:
+    async def round(self, db: Connection) -> bool:
         """Delete the rows of batches that the last round found acknowledged, number new rows, and send what can be
-        sent; returns the number of rows that were numbered or acknowledged."""
+        sent; True if the next round can send more now."""
         numbered = await self._number(db)
         self._queues.add(numbered)
         if places := self._queues.unloaded(self._clock()):
@@ -285,10 +286,13 @@ class Publication:
         self._producers.check_opened()
         self._acknowledged = self._take()
         self._gauge()
-        return len(numbered) + len(self._acknowledged)
+        return len(numbered) == NUMBERED_MAX or self._queues.can_send(self._clock())
 
     async def idle(self, wake: asyncio.Event, seconds: float) -> None:
-        """Wait until woken, until a batch in flight has ended, until a failed partition is due, or for `seconds`."""
+        """Wait until woken, until a batch in flight has ended, until a failed partition or a deletion is due, or for
+        `seconds`."""
+        if self._acknowledged:
+            seconds = min(seconds, DELETE_SECONDS)
         retry_at = self._queues.next_retry_at()
         timeout = seconds if retry_at is None else max(0.0, min(seconds, retry_at - self._clock()))
         waking = asyncio.create_task(wake.wait())
@@ -304,13 +308,15 @@ class Publication:
         self._gauge()
 
     async def _number(self, db: Connection) -> Rows:
-        """Assign sequence numbers to new rows; returns them in the order of LOWEST."""
-        unnumbered = await db.fetch(UNNUMBERED, self._acknowledged)
+        """Delete acknowledged rows and assign sequence numbers to new ones; returns these in the order of LOWEST."""
+        unnumbered = await db.fetch(UNNUMBERED)
         if not unnumbered:
+            if self._acknowledged:
+                await db.execute(DELETE, self._acknowledged)
             return []
         ids, topics, keys = zip(*unnumbered, strict=True)
         partitions = [self._relay.place_of(topic, key)[1] for topic, key in zip(topics, keys, strict=True)]
-        rows = await db.fetch(NUMBER, list(ids), list(topics), partitions)
+        rows = await db.fetch(NUMBER, self._acknowledged, list(ids), list(topics), partitions)
         return sorted(rows, key=itemgetter("topic", "partition", "sequence_number"))
 
     def _start(self) -> list[asyncio.Task[int]]:
