@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
+from slipway_api.percent import decoded
 from slipway_common.base.errors import BadEvent
 from slipway_common.database.postgres import Connection
 from slipway_common.messaging.records import Received
@@ -15,13 +16,17 @@ async def record_demand(tx: Connection, received: Sequence[Received]) -> None:
 
     Raises BadEvent for an invalid report or tombstone, or an unknown pool. A tombstone of an unknown pool ends nothing.
     """
-    now = await pools.now(tx)
+    known, now = await pools.known(tx, sorted(map(_pool_id, received)))
     reports = [_report(one, now) for one in received]
-    known = await pools.known(tx, sorted({report.pool_id for report in reports}))
     for report in reports:
         if report.pool_id not in known and not report.end_reason:
             raise BadEvent(f"no pool {report.pool_id}")
     await demand.store(tx, [report for report in reports if report.pool_id in known])
+
+
+def _pool_id(received: Received) -> str:
+    pool_id: str = decoded(received.subject)[0] if received.event is None else received.event.pool_id
+    return pool_id
 
 
 def _report(received: Received, now: datetime) -> Report:

@@ -45,7 +45,8 @@ def no_pool(pool_id: str) -> Problem:
 
 async def check_pool(db: Connection | Database, pool_id: str) -> None:
     """Raise Problem unless the pool is declared."""
-    if pool_id not in await pools.known(db, [pool_id]):
+    known, _ = await pools.known(db, [pool_id])
+    if pool_id not in known:
         raise no_pool(pool_id)
 
 

@@ -21,7 +21,7 @@ from slipway_provisioner.domain.claims import Claim
 from slipway_provisioner.domain.demand import Report
 from slipway_provisioner.domain.pool import Demand
 from slipway_provisioner.domain.workers import Worker
-from slipway_provisioner.store import marks, tables, usage
+from slipway_provisioner.store import tables, usage
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.tables import ENDED_CLAIM, LASTED, claim, in_states, worker
 
@@ -40,6 +40,7 @@ COUNTS: Final = f"{PENDING} AS pending, {CLAIMED} AS claimed"
 # between. The loop that raised the alert on a source resolves it. An end keeps the time of the last claimed task.
 # After a stale report those of an earlier epoch count: the clock that epochs are of may have been turned back.
 NEWEST: Final = f"""
+WITH stored AS (
 INSERT INTO demand AS d ({names(REPORTED)}, ended_at, pending_since, claimed_seen_at)
 SELECT DISTINCT ON (pool_id, source) {names(REPORTED)}, CASE WHEN end_reason <> '' THEN slipway_clock() END,
     CASE WHEN {PENDING} > 0 THEN observed_at END, CASE WHEN claimed > 0 THEN observed_at END
@@ -60,7 +61,9 @@ WHERE CASE WHEN d.epoch < excluded.epoch THEN true
         OR (d.observed_at = excluded.observed_at AND d.end_reason = '' AND excluded.end_reason <> '') END
 RETURNING pool_id, claimed_seen_at IS NOT NULL AND EXISTS (
     SELECT FROM worker w WHERE w.pool_id = d.pool_id AND w.state IN ({states(REGISTERED)}) AND w.awaits_claim
-        AND w.first_claimed_at IS NULL) AS confirms"""
+        AND w.first_claimed_at IS NULL) AS confirms
+), marked AS (INSERT INTO dirty_pool (pool_id, reason) SELECT DISTINCT pool_id, 'demand' FROM stored)
+SELECT DISTINCT pool_id, confirms FROM stored"""
 # Sources, and with each the workers of which claims are gone from its sample: they ended after it or at its instant,
 # since the sample has them then, or run on a leaving worker. One statement, so that no report comes between the two.
 OBSERVE: Final = f"""
@@ -209,7 +212,6 @@ async def store(tx: Connection, reports: Sequence[Report]) -> bool:
     rows = await tx.fetch(NEWEST, *columns(reports, [field.name for field in REPORTED]).values())
     if confirmed := {row["pool_id"] for row in rows if row["confirms"]}:
         await usage.confirm_claims(tx, confirmed)
-    await marks.dirty(tx, {row["pool_id"] for row in rows}, reason="demand")
     return bool(rows)
 
 

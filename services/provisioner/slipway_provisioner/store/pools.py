@@ -177,8 +177,13 @@ SELECT slipway_clock() AS now, {_row(POOL)} AS pool, {_row(LAUNCH_STOPS)} AS lau
 OBSERVE: Final = f"""{_OBSERVE.replace("$1", "claimed.pool_id").replace("$5", "claimed.since")}
 FROM unnest($1::text[], $5::timestamptz[]) WITH ORDINALITY AS claimed (pool_id, since, place) ORDER BY claimed.place"""
 KNOWN: Final = Statement(
-    sa.select(worker_pool.c.id).where(
-        worker_pool.c.id == sa.any_(array("ids", worker_pool.c.id)), ~worker_pool.c.deleted
+    sa.select(
+        sa.func.slipway_clock().label("now"),
+        sa.func.array(
+            sa.select(worker_pool.c.id)
+            .where(worker_pool.c.id == sa.any_(array("ids", worker_pool.c.id)), ~worker_pool.c.deleted)
+            .scalar_subquery()
+        ).label("ids"),
     )
 )
 COPIED: Final = (
@@ -388,10 +393,10 @@ def stages(row: Any) -> dict[str, Stage]:
     }
 
 
-async def known(db: Connection, pool_ids: Sequence[str]) -> set[str]:
-    """Ids of the given pools that exist."""
-    rows = await db.fetch(KNOWN.text, *KNOWN.arguments(ids=pool_ids))
-    return {row["id"] for row in rows}
+async def known(db: Connection, pool_ids: Sequence[str]) -> tuple[set[str], datetime]:
+    """Ids of the given pools that exist, and the time by the database's clock."""
+    row = await db.fetchrow(KNOWN.text, *KNOWN.arguments(ids=pool_ids))
+    return set(row["ids"]), row["now"]
 
 
 async def now(db: Connection) -> datetime:
