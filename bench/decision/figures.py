@@ -43,7 +43,8 @@ class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
     """Results of one run; `on` describes the machine and the versions measured. `first`: of the changes while the
-    deployment warms up, which `latency` has not. `cpu_ms`: processor time of each process, in milliseconds per change."""
+    deployment warms up, which `latency` has not. `cpu_ms`: processor time of each process, in milliseconds per
+    change."""
 
     command: str
     on: dict[str, Any]
