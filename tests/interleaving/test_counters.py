@@ -279,7 +279,7 @@ async def two(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
         yield provisioner
 
 
-@locking("store.usage.LOCK_KEYS")
+@locking("store.functions.LOCK_SHARED")
 async def test_pools_that_share_an_image_launch_in_turn(two: Provisioner) -> None:
     """Both have planned with the whole window before one of them locks it. Each takes its part of what is left, until
     nothing is."""
@@ -299,7 +299,7 @@ async def test_planners_launch_no_more_than_the_window(two: Provisioner) -> None
     assert await two.states() == {"requested": 30}
 
 
-@locking("store.usage.LOCK_KEYS")
+@locking("store.functions.LOCK_SHARED")
 async def test_a_plan_locks_only_the_keys_on_which_it_launches(two: Provisioner) -> None:
     """Those that have a window: the credential of the account limits nothing. One that launches nothing locks none."""
     limited = {"image", "quota", "capacity"}
@@ -368,13 +368,13 @@ async def test_a_sweep_repairs_counters(provisioner: Provisioner) -> None:
     assert metrics.USAGE_DRIFT._value.get() > before
 
 
-async def test_a_decision_costs_seven_statements(provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_decision_costs_six_statements(provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which two begin and end its transaction. One that launches nothing costs five."""
     await provisioner.plan()
     executed: list[str] = []
     for name in ("fetch", "fetchrow", "fetchval", "execute"):
         monkeypatch.setattr(asyncpg.Connection, name, counting(getattr(asyncpg.Connection, name), executed))
-    for at, statements in ((1, 7), (2, 5)):
+    for at, statements in ((1, 6), (2, 5)):
         await provisioner.demand(report(9, at=at))
         executed.clear()
         assert await provisioner.plan_step()

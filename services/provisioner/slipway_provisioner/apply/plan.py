@@ -21,7 +21,7 @@ from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.reasons import Code
 from slipway_provisioner.domain.roll_out import draining_reason
 from slipway_provisioner.domain.workers import UNWANTED, Change, Worker, cancelled, marked, requested, stopping_idle
-from slipway_provisioner.store import decisions, leases, pools, usage, waiting, workers
+from slipway_provisioner.store import decisions, leases, pools, waiting, workers
 from slipway_provisioner.store.decisions import LeaseRequest
 
 
@@ -29,22 +29,27 @@ def _keys(observed: Observed, plan: Plan) -> list[str]:
     return headroom.keys(plan.launches, {known.share: known for known in observed.shared})
 
 
-async def lock(tx: Connection, plans: Iterable[tuple[Observed, Plan]]) -> None:
-    """Lock the shared windows that the launches of plans fill, until the end of the transaction. Plans that launch
-    nothing lock none."""
-    if keys := sorted({key for observed, plan in plans for key in _keys(observed, plan)}):
-        await usage.lock(tx, keys)
+def keys(plans: Iterable[tuple[Observed, Plan]]) -> list[str]:
+    """Keys of the shared windows that the launches of plans fill, in the order in which they are locked."""
+    return sorted({key for observed, plan in plans for key in _keys(observed, plan)})
 
 
-async def cut(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> Plan:
-    """The plan with the launches that fit into the shared windows that they fill, which are locked."""
-    keys = _keys(observed, plan)
-    if not keys:
+async def cut(tx: Connection, observed: Observed, plan: Plan, now: datetime, *, lock: Sequence[str]) -> Plan:
+    """Lock shared windows until the end of the transaction; returns the plan with the launches that fit into those that
+    they fill, which have to be locked then."""
+    filled = _keys(observed, plan)
+    if not filled and not lock:
         return plan
-    shared = await pools.shared_locked(
-        tx, observed.pool.id, keys, dirty_since=observed.dirty_since, units=plan.units, window_max=_window_max(observed)
+    shared = await pools.lock_shared(
+        tx,
+        observed.pool.id,
+        filled,
+        lock=lock,
+        dirty_since=observed.dirty_since,
+        units=plan.units,
+        window_max=_window_max(observed),
     )
-    return planning.cut(msgspec.structs.replace(observed, shared=shared), plan, now=now)
+    return planning.cut(msgspec.structs.replace(observed, shared=shared), plan, now=now) if filled else plan
 
 
 async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> None:

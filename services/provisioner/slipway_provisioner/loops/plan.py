@@ -16,7 +16,7 @@ from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.apply.leases import request_again
-from slipway_provisioner.apply.plan import cut, execute, lock
+from slipway_provisioner.apply.plan import cut, execute, keys
 from slipway_provisioner.domain import planning, windows
 from slipway_provisioner.domain.planning import Plan
 from slipway_provisioner.domain.pool import Observed
@@ -170,10 +170,10 @@ async def plan_next(
 async def _write(tx: Connection, dirty: Sequence[Dirty], made: Sequence[tuple[Observed, Plan, datetime]]) -> int:
     """Store plans, cut to the shared windows; returns their number. A plan that changes rows which others may have
     locked is stored alone, so that locks have one order: the pools from it on, or after it, stay dirty."""
-    await lock(tx, [(observed, plan) for observed, plan, _ in made])
-    decided = 0
+    decided, lock = 0, keys((observed, plan) for observed, plan, _ in made)
     for each, (observed, plan, now) in zip(dirty, made, strict=True):
-        plan = await cut(tx, observed, plan, now)
+        plan = await cut(tx, observed, plan, now, lock=lock)
+        lock = []
         is_alone = not plan.adds_only or marks.FAILED in each.reasons
         if is_alone and decided:
             break

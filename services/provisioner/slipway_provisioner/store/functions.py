@@ -10,6 +10,7 @@ from slipway_common.database.tables import PLANS_KEPT
 from slipway_common.messaging.incarnation import TRUSTED
 from slipway_provisioner.domain.fairness import WOKEN
 from slipway_provisioner.domain.launching import BatchState, LeaseState
+from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states
 
 # Columns of a launch config: keys of what it shares with others, as events/scopes makes them.
@@ -165,6 +166,69 @@ BEGIN
     FROM (SELECT id, min(place) AS place FROM unnest(claimed) WITH ORDINALITY AS g (id, place) GROUP BY id) AS c
     LEFT JOIN unmarked u ON u.pool_id = c.id GROUP BY c.id, c.place ORDER BY c.place;
 END $$"""
+# Shared windows of the revisions of the pool $1, over all pools. In one statement, so that a start that fails at this
+# moment counts either as in flight or as failed. {since}: since when the pool has been dirty; {rivals}: those of a key
+# `m` with the window `s` and the usage `u`, on which `others` pools wait; {dirty}: a table of them.
+_SHARED: Final = f"""
+WITH mine AS MATERIALIZED (
+    SELECT DISTINCT k.kind, k.key, k.stage FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
+    WHERE c.pool_id = $1 AND c.state <> 'archived'){{dirty}}
+SELECT m.kind, m.key, m.stage, s.size,
+    coalesce(u.in_flight, 0) AS in_flight, coalesce(u.unfolded, 0) AS unfolded,
+    coalesce(u.counter_rows, 0) AS counter_rows,
+    coalesce(s.state = 'tripped', false) AS tripped, coalesce(s.reason, '') AS reason,
+    coalesce(s.unconfirmed, 0) AS unconfirmed, coalesce(f.unconfirmed, 0) AS forgiven,
+    w.waiting_since, coalesce(w.units, 0) AS waiting_units, o.others, (
+        SELECT count(*)::int FROM (
+            SELECT FROM waiting_pool o WHERE (o.key, o.stage) = (m.key, m.stage) AND o.pool_id <> $1
+                AND (o.waiting_since, o.pool_id) < (coalesce(w.waiting_since, {{since}}::timestamptz), $1)
+            LIMIT {WOKEN}::bigint * greatest(1, s.size)) AS o) AS ahead, {{rivals}} AS rivals
+FROM mine m LEFT JOIN shared_window s USING (key, stage)
+LEFT JOIN (
+    SELECT key, stage, sum(in_flight)::int AS in_flight, sum(unfolded)::int AS unfolded, count(*)::int AS counter_rows
+    FROM shared_usage WHERE key = ANY(ARRAY(SELECT key FROM mine)) GROUP BY key, stage) AS u USING (key, stage)
+LEFT JOIN forgiven f ON f.pool_id = $1 AND f.key = m.key AND f.stage = m.stage
+LEFT JOIN waiting_pool w ON w.pool_id = $1 AND w.key = m.key AND w.stage = m.stage
+CROSS JOIN LATERAL (
+    SELECT count(*)::int AS others FROM (
+        SELECT FROM waiting_pool o WHERE (o.key, o.stage) = (m.key, m.stage) AND o.pool_id <> $1
+        LIMIT greatest(1, s.size)) AS o) AS o
+ORDER BY m.key, m.stage"""
+
+
+def shared_of_pool(since: str) -> str:
+    """Query of a pool's shared windows without rivals; `since`: since when it has been dirty."""
+    return _SHARED.format(since=since, rivals="0", dirty="")
+
+
+RIVALS_MAX: Final = 100
+_DIRTY: Final = f""", dirty AS MATERIALIZED (
+    SELECT DISTINCT d.pool_id, k.key FROM (
+        SELECT pool_id FROM dirty_pool WHERE due_at <= {NOW} ORDER BY due_at, id LIMIT {RIVALS_MAX}) AS d
+    JOIN launch_config c ON c.pool_id = d.pool_id AND c.state = 'active'
+    CROSS JOIN LATERAL (VALUES {", ".join(f"(c.{key})" for key in LIMITED_KEYS)}) AS k (key)
+    WHERE d.pool_id <> $1)"""
+_RIVALS: Final = f"""CASE
+        WHEN least($4, coalesce(s.size, 0)) - coalesce(u.in_flight + u.unfolded, 0)
+            <= $3::bigint * (o.others + {RIVALS_MAX})
+        THEN (SELECT count(*)::int FROM dirty d WHERE d.key = m.key AND NOT EXISTS (
+            SELECT FROM waiting_pool o WHERE (o.pool_id, o.key, o.stage) = (d.pool_id, m.key, m.stage))) ELSE 0 END"""
+# Lock the shared windows of some keys, then read those of a pool, whose plan has so many units: the snapshot of a
+# statement is older than its locks. Rivals are the pools that have been dirty longest: more than a few would only make
+# the part of each smaller than one. They are read only if a window, of at most `window_max`, is so full that the part
+# of as many might be less than the units planned.
+LOCK_SHARED: Final = f"""
+CREATE FUNCTION lock_shared(pool_id text, dirty_since timestamptz, units bigint, window_max bigint, keys text[])
+RETURNS TABLE (
+    kind text, key text, stage text, size int, in_flight int, unfolded int, counter_rows int,
+    tripped boolean, reason text, unconfirmed int, forgiven int,
+    waiting_since timestamptz, waiting_units int, others int, ahead int, rivals int
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM FROM shared_window w WHERE w.key = ANY(keys) ORDER BY w.key, w.stage FOR UPDATE;
+    RETURN QUERY {_SHARED.format(since="$2", dirty=_DIRTY, rivals=_RIVALS).strip()};
+END $$"""
 # Mark the pools dirty whose last plan lacked headroom of their own launch configs, and those that a planner holds: it
 # may be making such a plan of older usage. The others are locked until the caller commits what may be planned then.
 MARK_SHORT: Final = """
@@ -234,7 +298,7 @@ BEGIN
             AND w.state IN ({states(WAITING)})
         ORDER BY l.id, w.id FOR UPDATE OF l, w SKIP LOCKED;
 END $$"""
-LOCKING: Final = (CLAIM_DIRTY, MARK_SHORT, LOCK_CALLS, LOCK_LEASES, LOCK_STARTS)
+LOCKING: Final = (CLAIM_DIRTY, LOCK_SHARED, MARK_SHORT, LOCK_CALLS, LOCK_LEASES, LOCK_STARTS)
 # Transition tables have no column list, so a statement trigger on updates would fire for each heartbeat. This one does
 # not: a heartbeat sets none of its columns.
 COUNTERS: Final = (

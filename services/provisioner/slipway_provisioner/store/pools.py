@@ -15,14 +15,12 @@ from slipway_common.database.sql import Statement, array, names
 from slipway_provisioner.domain import accounting, roll_out
 from slipway_provisioner.domain.ageing import Life
 from slipway_provisioner.domain.deadlines import DEFAULT_PROFILE, DefaultDeadlines
-from slipway_provisioner.domain.fairness import WOKEN
 from slipway_provisioner.domain.limits import Tariff
 from slipway_provisioner.domain.pool import Busy, Config, Fleet, Idle, Observed, Pool, Share, Shared, Stage, Waiting
 from slipway_provisioner.store import ageing, balance, demand, launch_stops, limits, marks, restores, usage
-from slipway_provisioner.store.clock import NOW
 from slipway_provisioner.store.columns import states
 from slipway_provisioner.store.deadlines import SEEN_SINCE_DOWNTIME, seconds
-from slipway_provisioner.store.functions import LIMITED_KEYS
+from slipway_provisioner.store.functions import shared_of_pool
 from slipway_provisioner.store.tables import launch_config, worker_pool
 
 POOL: Final = f"""
@@ -76,51 +74,7 @@ LEFT JOIN LATERAL (
     SELECT jsonb_object_agg(stage, unfolded) AS unfolded FROM launch_config_outcomes
     WHERE launch_config_id = c.id) AS o ON true
 WHERE c.pool_id = $1 AND c.state <> 'archived' ORDER BY c.id"""
-# Over all pools. In one statement, so that a start that fails at this moment counts either as in flight or as failed.
-# {rivals}: those of a key `m` with the window `s` and the usage `u`, on which `others` pools wait; {dirty}: a table of
-# them.
-_SHARED: Final = f"""
-WITH mine AS MATERIALIZED (
-    SELECT DISTINCT k.kind, k.key, k.stage FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
-    WHERE c.pool_id = $1 AND c.state <> 'archived'){{dirty}}
-SELECT m.kind, m.key, m.stage, s.size,
-    coalesce(u.in_flight, 0) AS in_flight, coalesce(u.unfolded, 0) AS unfolded,
-    coalesce(u.counter_rows, 0) AS counter_rows,
-    coalesce(s.state = 'tripped', false) AS tripped, coalesce(s.reason, '') AS reason,
-    coalesce(s.unconfirmed, 0) AS unconfirmed, coalesce(f.unconfirmed, 0) AS forgiven,
-    w.waiting_since, coalesce(w.units, 0) AS waiting_units, o.others, (
-        SELECT count(*)::int FROM (
-            SELECT FROM waiting_pool o WHERE (o.key, o.stage) = (m.key, m.stage) AND o.pool_id <> $1
-                AND (o.waiting_since, o.pool_id) < (coalesce(w.waiting_since, {{dirty_since}}::timestamptz), $1)
-            LIMIT {WOKEN}::bigint * greatest(1, s.size)) AS o) AS ahead, {{rivals}} AS rivals
-FROM mine m LEFT JOIN shared_window s USING (key, stage)
-LEFT JOIN ({usage.SHARED.format(keys="ARRAY(SELECT key FROM mine)")}) AS u USING (key, stage)
-LEFT JOIN forgiven f ON f.pool_id = $1 AND f.key = m.key AND f.stage = m.stage
-LEFT JOIN waiting_pool w ON w.pool_id = $1 AND w.key = m.key AND w.stage = m.stage
-CROSS JOIN LATERAL (
-    SELECT count(*)::int AS others FROM (
-        SELECT FROM waiting_pool o WHERE (o.key, o.stage) = (m.key, m.stage) AND o.pool_id <> $1
-        LIMIT greatest(1, s.size)) AS o) AS o
-ORDER BY m.key, m.stage"""
-_UNLOCKED: Final = {"rivals": "0", "dirty": ""}
-SHARED: Final = _SHARED.format(**_UNLOCKED, dirty_since="$2")
-RIVALS_MAX: Final = 100
-# The pools that have been dirty longest: more than a few would only make the part of each smaller than one. They are
-# read only if a window of at most $4 is so full that the part of as many might be less than the $3 units planned.
-SHARED_LOCKED: Final = _SHARED.format(
-    dirty_since="$2",
-    dirty=f""", dirty AS MATERIALIZED (
-    SELECT DISTINCT d.pool_id, k.key FROM (
-        SELECT pool_id FROM dirty_pool WHERE due_at <= {NOW} ORDER BY due_at, id LIMIT {RIVALS_MAX}) AS d
-    JOIN launch_config c ON c.pool_id = d.pool_id AND c.state = 'active'
-    CROSS JOIN LATERAL (VALUES {", ".join(f"(c.{key})" for key in LIMITED_KEYS)}) AS k (key)
-    WHERE d.pool_id <> $1)""",
-    rivals=f"""CASE
-        WHEN least($4, coalesce(s.size, 0)) - coalesce(u.in_flight + u.unfolded, 0)
-            <= $3::bigint * (o.others + {RIVALS_MAX})
-        THEN (SELECT count(*)::int FROM dirty d WHERE d.key = m.key AND NOT EXISTS (
-            SELECT FROM waiting_pool o WHERE (o.pool_id, o.key, o.stage) = (d.pool_id, m.key, m.stage))) ELSE 0 END""",
-)
+SHARED: Final = shared_of_pool("$2")
 # A call may start at any moment for workers with a lease, unless their revision drains or nobody calls their account.
 WAITING_WORKERS: Final = f"""
 SELECT w.id::text AS worker_id, w.launch_config_id AS config_id, w.probe_permit AS permit
@@ -170,7 +124,7 @@ def _rows(statement: str) -> str:
 # seconds between two attempts, $4 those of a day. Of each of the pools $1, which have been dirty since $5.
 _OBSERVE: Final = f"""
 SELECT slipway_clock() AS now, {_row(POOL)} AS pool, {_row(LAUNCH_STOPS)} AS launch_stop,
-    {_rows(CONFIGS)} AS configs, {_rows(_SHARED.format(**_UNLOCKED, dirty_since="$5"))} AS shared,
+    {_rows(CONFIGS)} AS configs, {_rows(shared_of_pool("$5"))} AS shared,
     {_row(FLEET)} AS fleet, {_rows(demand.OBSERVE)} AS demands,
     {_rows(WAITING_WORKERS)} AS waiting, {_rows(IDLE_WORKERS)} AS idle, {_rows(ageing.LIVES)} AS lives,
     EXISTS ({limits.OF_POOL}) AS is_limited"""
@@ -300,13 +254,22 @@ async def shared(tx: Connection, pool_id: str) -> list[Shared]:
     return [_shared(row) for row in await tx.fetch(SHARED, pool_id, None)]
 
 
-async def shared_locked(
-    tx: Connection, pool_id: str, keys: Collection[str], *, dirty_since: datetime | None, units: int, window_max: int
+async def lock_shared(
+    tx: Connection,
+    pool_id: str,
+    keys: Collection[str],
+    *,
+    lock: Sequence[str],
+    dirty_since: datetime | None,
+    units: int,
+    window_max: int,
 ) -> list[Shared]:
-    """Shares of a pool's revisions, with the rivals for those on which `units` launches might not fit beside them. The
-    `keys` are locked, and their counters are folded where they have many rows. No window is larger than
-    `window_max`."""
-    rows = await tx.fetch(SHARED_LOCKED, pool_id, dirty_since, units, window_max)
+    """Lock some keys, and read the shares of a pool's revisions, with the rivals for those on which `units` launches
+    might not fit beside them. The `keys`, which are locked then, have their counters folded where these have many rows.
+    No window is larger than `window_max`."""
+    rows = await tx.fetch(
+        "SELECT * FROM lock_shared($1, $2, $3, $4, $5)", pool_id, dirty_since, units, window_max, lock
+    )
     many = {row["key"] for row in rows if row["counter_rows"] > usage.FOLDED_ROWS}
     if foldable := sorted(many & set(keys)):
         await usage.fold_shared(tx, foldable)

@@ -24,10 +24,6 @@ OF_CONFIG: Final = ", ".join(
     [f"coalesce(u.{stage}, 0) AS {stage}" for stage in ("launch", "boot", "claim")]
     + ["coalesce(u.serving + u.leaving, 0) AS live"]
 )
-# Counters of some keys of shared windows.
-SHARED: Final = """SELECT key, stage, sum(in_flight)::int AS in_flight, sum(unfolded)::int AS unfolded,
-        count(*)::int AS counter_rows
-    FROM shared_usage WHERE key = ANY({keys}) GROUP BY key, stage"""
 
 # Copies of a new worker of the config `c` in the account `a`. The pool is locked, so that its keys and claim evidence
 # do not change meanwhile.

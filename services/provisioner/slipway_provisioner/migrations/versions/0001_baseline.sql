@@ -996,6 +996,49 @@ BEGIN
     FROM (SELECT id, min(place) AS place FROM unnest(claimed) WITH ORDINALITY AS g (id, place) GROUP BY id) AS c
     LEFT JOIN unmarked u ON u.pool_id = c.id GROUP BY c.id, c.place ORDER BY c.place;
 END $$;
+CREATE FUNCTION lock_shared(pool_id text, dirty_since timestamptz, units bigint, window_max bigint, keys text[])
+RETURNS TABLE (
+    kind text, key text, stage text, size int, in_flight int, unfolded int, counter_rows int,
+    tripped boolean, reason text, unconfirmed int, forgiven int,
+    waiting_since timestamptz, waiting_units int, others int, ahead int, rivals int
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM FROM shared_window w WHERE w.key = ANY(keys) ORDER BY w.key, w.stage FOR UPDATE;
+    RETURN QUERY WITH mine AS MATERIALIZED (
+    SELECT DISTINCT k.kind, k.key, k.stage FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
+    WHERE c.pool_id = $1 AND c.state <> 'archived'), dirty AS MATERIALIZED (
+    SELECT DISTINCT d.pool_id, k.key FROM (
+        SELECT pool_id FROM dirty_pool WHERE due_at <= (SELECT slipway_clock()) ORDER BY due_at, id LIMIT 100) AS d
+    JOIN launch_config c ON c.pool_id = d.pool_id AND c.state = 'active'
+    CROSS JOIN LATERAL (VALUES (c.image_key), (c.quota_key), (c.capacity_key), (c.subnet_key)) AS k (key)
+    WHERE d.pool_id <> $1)
+SELECT m.kind, m.key, m.stage, s.size,
+    coalesce(u.in_flight, 0) AS in_flight, coalesce(u.unfolded, 0) AS unfolded,
+    coalesce(u.counter_rows, 0) AS counter_rows,
+    coalesce(s.state = 'tripped', false) AS tripped, coalesce(s.reason, '') AS reason,
+    coalesce(s.unconfirmed, 0) AS unconfirmed, coalesce(f.unconfirmed, 0) AS forgiven,
+    w.waiting_since, coalesce(w.units, 0) AS waiting_units, o.others, (
+        SELECT count(*)::int FROM (
+            SELECT FROM waiting_pool o WHERE (o.key, o.stage) = (m.key, m.stage) AND o.pool_id <> $1
+                AND (o.waiting_since, o.pool_id) < (coalesce(w.waiting_since, $2::timestamptz), $1)
+            LIMIT 2::bigint * greatest(1, s.size)) AS o) AS ahead, CASE
+        WHEN least($4, coalesce(s.size, 0)) - coalesce(u.in_flight + u.unfolded, 0)
+            <= $3::bigint * (o.others + 100)
+        THEN (SELECT count(*)::int FROM dirty d WHERE d.key = m.key AND NOT EXISTS (
+            SELECT FROM waiting_pool o WHERE (o.pool_id, o.key, o.stage) = (d.pool_id, m.key, m.stage))) ELSE 0 END AS rivals
+FROM mine m LEFT JOIN shared_window s USING (key, stage)
+LEFT JOIN (
+    SELECT key, stage, sum(in_flight)::int AS in_flight, sum(unfolded)::int AS unfolded, count(*)::int AS counter_rows
+    FROM shared_usage WHERE key = ANY(ARRAY(SELECT key FROM mine)) GROUP BY key, stage) AS u USING (key, stage)
+LEFT JOIN forgiven f ON f.pool_id = $1 AND f.key = m.key AND f.stage = m.stage
+LEFT JOIN waiting_pool w ON w.pool_id = $1 AND w.key = m.key AND w.stage = m.stage
+CROSS JOIN LATERAL (
+    SELECT count(*)::int AS others FROM (
+        SELECT FROM waiting_pool o WHERE (o.key, o.stage) = (m.key, m.stage) AND o.pool_id <> $1
+        LIMIT greatest(1, s.size)) AS o) AS o
+ORDER BY m.key, m.stage;
+END $$;
 CREATE FUNCTION mark_short(pool_ids text[], reason text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     free text[] := ARRAY(SELECT id FROM worker_pool WHERE id = ANY(pool_ids) FOR SHARE SKIP LOCKED);
