@@ -502,8 +502,7 @@ class AdmissionTx:
 
     async def _publish(self, tx: Together, entries: Sequence[Entry], events: Sequence[outbox.Traced]) -> None:
         await history.add(tx, entries)
-        if events:
-            await tx.execute(outbox.ENQUEUE, *await outbox.columns(self.tx, events, at=self.now))
+        await outbox.enqueue(self.tx, events, at=self.now, writes=tx)
 
     def _record(self, made: Sequence[Decision]) -> None:
         """Remember what was written, for `committed` and for what follows in this transaction."""

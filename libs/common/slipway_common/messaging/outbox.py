@@ -18,6 +18,7 @@ from slipway_common.base.errors import BadEvent
 from slipway_common.base.ids import new_id
 from slipway_common.database import alerts
 from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Together
 from slipway_common.messaging.records import VALUE_BYTES_MAX
 from slipway_common.observability.telemetry import child_of, current_trace, logger
 
@@ -68,15 +69,17 @@ INSERT INTO outbox (event_id, topic, type, subject, key, revision, value, at, tr
 VALUES ($1, $2, $3, $4, $5, 0, $6, slipway_clock(), $7, $8)"""
 
 
-async def enqueue(tx: Connection, events: Sequence[Any], *, at: datetime | None = None) -> None:
-    """Add events to the outbox of the caller's transaction, in order.
+async def enqueue(
+    tx: Connection, events: Sequence[Any], *, at: datetime | None = None, writes: Together | None = None
+) -> None:
+    """Add events to the outbox of the caller's transaction, in order, as the last of its `writes` if they are given.
 
     `at` is the time of the events [default: the database's clock]. An event may be wrapped in Traced or Tombstone.
     Alerts are recorded as rows. Notes that are too long are cut. Raises BadEvent for an event that no consumer would
     accept: it is too large for a batch, or one of its names or its subject is too long.
     """
     if events:
-        await tx.execute(ENQUEUE, *await columns(tx, events, at=at))
+        await (writes or tx).execute(ENQUEUE, *await columns(tx, events, at=at))
 
 
 async def columns(tx: Connection, events: Sequence[Any], *, at: datetime | None = None) -> list[Any]:
