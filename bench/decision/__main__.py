@@ -48,8 +48,8 @@ WARM_UP_SECONDS: Final = hop_latency.WARM_UP / hop_latency.PER_SECOND
 RATE: Final = 70.0
 RATE_OF_SEVERAL: Final = 140.0
 # The hop beside the load is itself a load: it is measured at a lower rate.
-BESIDE_PER_SECOND: Final = 10
-BESIDE_WARM_UP: Final = 20
+BESIDE_PER_SECOND: Final = 5
+BESIDE_WARM_UP: Final = round(BESIDE_PER_SECOND * WARM_UP_SECONDS)
 BEFORE_KILL: Final = WARM_UP_SECONDS + 4.0
 AFTER_OWNED: Final = 5.0
 """Seconds of load before a provisioner is killed, and after its partitions are owned by others."""
