@@ -159,12 +159,13 @@ async def loaded(there: Deployed, arguments: Arguments) -> figures.Results:
         return load.traced(reporter.changes, await there.requested(began), received)
 
     changes = await traced()
-    settled_by, given_up_at = time.monotonic() + load.SETTLE_SECONDS, time.monotonic() + load.BACKLOG_SECONDS
+    settle_seconds = load.SETTLE_SECONDS if arguments.processes == 1 else load.KILLED_SETTLE_SECONDS
+    settled_by, given_up_at = time.monotonic() + settle_seconds, time.monotonic() + load.BACKLOG_SECONDS
     while (lost_so_far := figures.lost(changes)) and time.monotonic() < min(settled_by, given_up_at):
         await asyncio.sleep(0.2)
         changes = await traced()
         if figures.lost(changes) < lost_so_far:
-            settled_by = time.monotonic() + load.SETTLE_SECONDS
+            settled_by = time.monotonic() + settle_seconds
     used = there.cpu_seconds() if before else {}
     ended = max(1, len(changes) - figures.lost(changes))
     doubled = load.doubled(changes, load.machines(there.played(), pool_of))

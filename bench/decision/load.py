@@ -26,6 +26,8 @@ from slipway_simulator import facts
 
 SETTLE_SECONDS: Final = 10.0
 """Time without the end of a change after which those that are left count as lost."""
+KILLED_SETTLE_SECONDS: Final = 75.0
+"""The same after a kill: calls that the killed process had begun are resolved after their time-out of 60 s."""
 BACKLOG_SECONDS: Final = 90.0  # for all of them, where the machine is too slow for the load
 
 
