@@ -1,6 +1,7 @@
 """Cost of a piece of work on a database: CPU time of this process and of its sessions, which waits on a busy machine do
 not change."""
 
+import os
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,6 +16,14 @@ SESSIONS: Final = "SELECT pid FROM pg_stat_activity WHERE datname = current_data
 PLAIN: Final = "CREATE TABLE plain (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body text NOT NULL)"
 COMMIT: Final = "INSERT INTO plain (body) VALUES ('a row as short as an event')"
 COMMITS: Final = 100
+
+
+def share_processor(*pids: int) -> None:
+    """Have this process (0), or others, run on one processor, the same for all: where two that take turns are on two,
+    each round trip wakes an idle one, which on a virtual machine may cost more than the work. Only Linux can."""
+    if hasattr(os, "sched_setaffinity"):
+        for pid in pids:
+            os.sched_setaffinity(pid, {max(os.sched_getaffinity(0))})
 
 
 async def cpu_seconds(database: Database, work: Callable[[], Awaitable[Any]]) -> float:

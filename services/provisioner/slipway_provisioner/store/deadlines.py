@@ -156,10 +156,11 @@ SELECT w.account_id FROM (
     {_revision(boot_evidence="c.boot_evidence", unresponsive_seconds=seconds("unresponsive_seconds"))}
     WHERE c.{_HEARTBEATS}) AS w
 WHERE {_unresponsive()}"""
-# Revisions of whole accounts, which are read once.
+# Revisions of whole accounts, which are read once. Their names are looked up: joined, all names would be read.
 _REVISIONS: Final = f"""revision AS MATERIALIZED (
-    SELECT c.id, c.pool_id, c.account_id, {seconds("unresponsive_seconds")} AS unresponsive_seconds
-    FROM launch_config c JOIN launch_config_name n ON n.name = c.name
+    SELECT c.id, c.pool_id, c.account_id, n.unresponsive_seconds FROM launch_config c CROSS JOIN LATERAL (
+        SELECT {seconds("unresponsive_seconds")} AS unresponsive_seconds FROM launch_config_name n
+        WHERE n.name = c.name LIMIT 1) AS n
     WHERE c.account_id = ANY($2) AND c.state <> 'archived' AND c.{_HEARTBEATS})"""
 _OF_ACCOUNTS: Final = f"""(
     SELECT w.id, w.account_id, w.last_seen_at, c.unresponsive_seconds FROM ({_REGISTERED}
