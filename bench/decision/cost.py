@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from bench.decision.cell import SOURCE
+from bench.loops.cost import share_processor
 from bench.spread import Spread, spread
 from slipway_api.events.pool import DemandReported
 from slipway_common.base.clock import utc_now
@@ -47,8 +48,10 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 class Clock:
     """Time without that in which the processes given, of which one runs at a time, waited for a processor."""
 
-    def __init__(self, *pids: int | str) -> None:
-        self._files = [Path(f"/proc/{pid}/schedstat") for pid in pids]
+    def __init__(self, *pids: int) -> None:
+        """0 is this process."""
+        self.pids = pids
+        self._files = [Path(f"/proc/{pid or 'self'}/schedstat") for pid in pids]
 
     def now(self) -> float:
         """Seconds."""
@@ -120,11 +123,12 @@ async def planner(url: str, claimed: Mapping[str, int], pending: Mapping[str, in
     database = await postgres.connect(url, SERVICE, size=1)
     session = await database.fetchval("SELECT pg_backend_pid()")
     await database.execute("DELETE FROM dirty_pool")
-    return Planner(Provisioner(database), claimed, pending, Clock("self", session))
+    return Planner(Provisioner(database), claimed, pending, Clock(0, session))
 
 
 async def measure(largest: Planner, smallest: Planner, rng: Random) -> Cost:
     """Rounds of decisions of both cells and of plain commits, in an order of chance. Each decision launches a unit."""
+    share_processor(*largest.clock.pids, *smallest.clock.pids)
     await largest.provisioner.database.execute(PLAIN)
 
     async def decide(planner: Planner) -> float:

@@ -91,6 +91,12 @@ class _Measured:
 _MEASURED: Final = _Measured()
 
 
+async def _swept(provisioner: Provisioner, units: int) -> int:
+    """Pools to sweep: not the first, with which a round of all pools also proves the shared windows."""
+    others: int = await provisioner.database.fetchval("SELECT count(*) - 1 FROM worker_pool")
+    return min(units, others)
+
+
 async def _rows(_: Provisioner, units: int) -> int:
     """Rows to prune, so many that a round is not most of their cost."""
     return units * 25
@@ -305,8 +311,9 @@ WORK: Final = (
         run=Provisioner.sweep,
         due=(
             f"""UPDATE worker_pool SET swept_at = {OVERDUE} WHERE id IN (
-            SELECT id FROM worker_pool ORDER BY length(id), id LIMIT $1)""",
+            SELECT id FROM worker_pool ORDER BY length(id), id OFFSET 1 LIMIT $1)""",
         ),
+        units=_swept,
     ),
     Work(loop="measure", unit="pool", run=_MEASURED.step, units=_MEASURED.pools),
     Work(

@@ -31,7 +31,11 @@ UPDATE worker SET termination_requested_at = slipway_clock() WHERE id = ANY (ARR
             OR termination_requested_at NOT BETWEEN {NOW} - $2 * interval '1 s' AND {NOW})
     ORDER BY termination_requested_at NULLS FIRST, id LIMIT 50 FOR UPDATE SKIP LOCKED))
 RETURNING id::text AS worker_id, account_id, instance_id, termination_refusals > 0 AS refused"""
-# Accounts with a worker whose termination is refused, and those that refuse too many.
+# Accounts with a worker whose termination is refused, and those that refuse too many. Mostly there are none: what they
+# were asked is read in another statement, whose plan depends on its parameters and takes longer than this.
+REFUSING_ACCOUNTS: Final = f"""
+SELECT id FROM account WHERE refuses_terminations UNION
+SELECT account_id FROM worker WHERE termination_refusals > 0 AND state NOT IN ({states(ENDED)})"""
 REFUSING: Final = f"""
 SELECT a.id AS account_id, a.refuses_terminations AS refusing, w.refused, w.live + e.ended AS asked
 FROM account a
@@ -45,9 +49,7 @@ CROSS JOIN LATERAL (
     WHERE account_id = a.id AND state IN ({states(ENDED)}) AND instance_id IS NOT NULL
         AND ended_at > {NOW} - $1 * interval '1 s'
         AND termination_requested_at > slipway_clock() - $1 * interval '1 s') AS e
-WHERE a.refuses_terminations OR a.id IN (
-    SELECT account_id FROM worker WHERE termination_refusals > 0 AND state NOT IN ({states(ENDED)}))
-ORDER BY a.id"""
+WHERE a.id = ANY($2) ORDER BY a.id"""
 SET_REFUSING: Final = Statement(
     sa.update(account)
     .where(account.c.id == sa.bindparam("account_id"), account.c.refuses_terminations != sa.bindparam("refusing"))
@@ -85,7 +87,8 @@ async def take_terminable(db: Connection, *, grace_seconds: float, again_seconds
 
 async def refusing(db: Connection, hour_seconds: float) -> list[Terminations]:
     """Terminations of the last hour in each account that refuses any, or counts as one that refuses too many."""
-    return [Terminations(**row) for row in await db.fetch(REFUSING, hour_seconds)]
+    account_ids = [row["id"] for row in await db.fetch(REFUSING_ACCOUNTS)]
+    return [Terminations(**row) for row in await db.fetch(REFUSING, hour_seconds, account_ids)] if account_ids else []
 
 
 async def record_refusing(tx: Connection, account_id: str, *, refusing: bool) -> bool:
