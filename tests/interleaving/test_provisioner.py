@@ -19,7 +19,15 @@ from slipway_provisioner.store.columns import states
 from tests.support.cloud import START
 from tests.support.harness import until_ended_or_waiting
 from tests.support.interleaving import FORBID, SHARED, gone, lost
-from tests.support.provisioner import Provisioner, declared, in_transaction, report, revision_id, stopped_at
+from tests.support.provisioner import (
+    Provisioner,
+    declared,
+    in_transaction,
+    report,
+    revision_id,
+    stopped_at,
+    uncommitted,
+)
 from tests.support.starts import Forbid, a_first_start_is_the_last, a_waiting_start_obeys, batch_count
 from tests.support.statements import Covered
 
@@ -116,10 +124,10 @@ async def test_the_newest_report_wins_in_any_order_of_commits(
     """A report that waited for another one is compared with the row that it finds then."""
     await provisioner.declare()
     await provisioner.demand(report(1))
-    async with stopped_at(provisioner, "dirty_pool", provisioner.demand(report(first[0], at=first[1]))) as one:
-        two = provisioner.start(provisioner.demand(report(second[0], at=second[1])))
-        await provisioner.until_waiting(one, two)
-    await asyncio.gather(one, two)
+    async with uncommitted(provisioner, report(first[0], at=first[1])):
+        waiting = provisioner.start(provisioner.demand(report(second[0], at=second[1])))
+        await provisioner.until_waiting(waiting)
+    await waiting
     assert await provisioner.database.fetchval("SELECT pending FROM demand") == 9
 
 

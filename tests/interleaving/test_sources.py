@@ -10,7 +10,7 @@ from slipway_common.database.postgres import Connection
 from slipway_provisioner.apply.sources import remove_source, settle_sources
 from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.store.retention import DELETE_ENDED_DEMAND
-from tests.support.provisioner import Provisioner, in_transaction, received, report, stopped_at
+from tests.support.provisioner import Provisioner, in_transaction, received, report, stopped_at, uncommitted
 from tests.support.statements import Covered
 
 locking: Final = Covered(slipway_provisioner)
@@ -71,10 +71,8 @@ async def test_a_report_that_waited_for_the_end_of_its_source(provisioner: Provi
 async def test_an_expired_source_that_reports(provisioner: Provisioner) -> None:
     """A pass that finds the row locked by its report leaves it, and the next one sees the report."""
     await stale(provisioner, 300 + HOUR)
-    reporting = provisioner.demand(report(5, at=300 + HOUR))
-    async with stopped_at(provisioner, "dirty_pool", reporting) as reported:
+    async with uncommitted(provisioner, report(5, at=300 + HOUR)):
         assert await in_transaction(provisioner, settle) is False
-    await reported
     assert await in_transaction(provisioner, settle) is False
     assert (await left(provisioner), await alerts(provisioner)) == ([(5, False)], [])
 
@@ -98,10 +96,9 @@ async def test_a_report_that_waited_for_the_removal_of_its_source(
 async def test_a_removal_that_waited_for_a_report(provisioner: Provisioner) -> None:
     """It ends the report that it finds then, also one observed ahead of the clock."""
     await stale(provisioner, 301)
-    async with stopped_at(provisioner, "dirty_pool", provisioner.demand(report(5, at=350))) as reporting:
+    async with uncommitted(provisioner, report(5, at=350)):
         removing = provisioner.start(in_transaction(provisioner, remove))
-        await provisioner.until_waiting(reporting, removing)
-    await reporting
+        await provisioner.until_waiting(removing)
     assert (await removing).pending == 5
     assert await left(provisioner) == []
 
@@ -121,15 +118,11 @@ async def test_two_removals_end_a_source_once(provisioner: Provisioner) -> None:
 async def test_batches_that_name_the_same_sources_in_another_order(provisioner: Provisioner) -> None:
     """They lock rows in one order, and the newest report counts."""
     await provisioner.declare()
-    one = received(report(1, at=1, source="b"), report(1, at=1, source="a"))
     two = received(report(2, at=2, source="a"), report(2, at=2, source="b"))
     await in_transaction(provisioner, lambda db: record_demand(db, received(report(9), report(9, source="a"))))
-    async with stopped_at(
-        provisioner, "dirty_pool", in_transaction(provisioner, lambda db: record_demand(db, one))
-    ) as first:
+    async with uncommitted(provisioner, report(1, at=1, source="b"), report(1, at=1, source="a")):
         second = provisioner.start(in_transaction(provisioner, lambda db: record_demand(db, two)))
-        await provisioner.until_waiting(first, second)
-    await first
+        await provisioner.until_waiting(second)
     await second
     assert sorted(await left(provisioner)) == [(2, False), (2, False), (9, False)]
 
@@ -149,7 +142,6 @@ async def test_a_report_that_waited_for_the_pruning_of_its_source(provisioner: P
         assert await left(provisioner) == [(5, False)]
         await in_transaction(provisioner, remove)
         await provisioner.set_clock(2 * WEEK + 303)
-        async with stopped_at(provisioner, "dirty_pool", provisioner.demand(report(6, at=2 * WEEK))) as reported:
+        async with uncommitted(provisioner, report(6, at=2 * WEEK)):
             assert await db.execute(DELETE_ENDED_DEMAND.text, WEEK) == "DELETE 0"
-        await reported
         assert await left(provisioner) == [(6, False)]

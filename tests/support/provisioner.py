@@ -489,6 +489,14 @@ async def stopped_at(provisioner: Provisioner, table: str, step: Awaitable[Any])
         yield task
 
 
+@contextlib.asynccontextmanager
+async def uncommitted(provisioner: Provisioner, *events: DemandReported) -> AsyncIterator[None]:
+    """Record reports of demand, and hold the locks of the transaction until the end of the block."""
+    async with provisioner.database.acquire() as db, db.transaction():
+        await record_demand(db, received(*events))
+        yield
+
+
 async def awaited(step: Awaitable[Any]) -> Any:
     return await step
 
