@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from random import Random
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +31,7 @@ from slipway_common.base.clock import monotonic_seconds
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.apply import termination
 from slipway_provisioner.domain.registration import RegistrationKeys
+from slipway_provisioner.loops import launch
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from slipway_provisioner.providers.simulated import ERRORS
@@ -87,6 +89,17 @@ async def test_starts_look_for_more_beyond_those_that_are_looked_at(
     monkeypatch.setattr(leases, "CANDIDATES_MAX", 2)
     assert await provisioner.launcher.launch_next(provisioner.database)
     assert not await provisioner.launcher.launch_next(provisioner.database)
+
+
+async def test_replicas_take_others_of_many_leases(provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All in the end, whichever come first."""
+    await provisioner.admitted(2, "zone-a", "zone-b")
+    monkeypatch.setattr(launch, "TOGETHER_MAX", 1)
+    settings, providers = provisioner.settings, provisioner.providers
+    launchers = [Launcher(settings, providers, rng=Random(seed)) for seed in (0, 1)]
+    assert [await launcher.launch_next(provisioner.database) for launcher in launchers] == [True, False]
+    await asyncio.gather(*(call for launcher in launchers for call in launcher.calls))
+    assert await provisioner.states() == {"starting": 2}
 
 
 async def test_a_lost_reply_is_looked_up_by_its_tag(provisioner: Provisioner) -> None:

@@ -206,6 +206,17 @@ async def test_several_starts_do_not_wait_for_a_locked_pool(provisioner: Provisi
     assert len(await provisioner.published(LeaseConfirmRequested)) == 2
 
 
+@locking("store.leases.FREE")
+async def test_a_replica_starts_none_of_the_leases_that_another_is_starting(provisioner: Provisioner) -> None:
+    """It tries none of them alone, nor those that have been started meanwhile."""
+    first, second = await provisioner.admitted(2, "zone-a", "zone-b")
+    async with provisioner.database.acquire() as db, db.transaction():
+        await leases.lock(db, first.lease_id)
+        assert await leases.free(provisioner.database, [first.lease_id, second.lease_id]) == [second.lease_id]
+    await provisioner.launch()
+    assert await leases.free(provisioner.database, [first.lease_id, second.lease_id]) == []
+
+
 @locking("store.functions.LOCK_LEASES", "store.leases.END", "store.functions.LOCK_STARTS")
 async def test_a_start_while_its_lease_ends(provisioner: Provisioner) -> None:
     """No call is made under a lease that ended first."""

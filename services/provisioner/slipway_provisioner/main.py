@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from functools import partial
+from random import Random
 from typing import Final
 
 from slipway_api.events.topics import LAUNCH_CONFIG_SIGNAL, LEASE_LIFECYCLE, POOL_DEMAND
@@ -89,7 +90,8 @@ def build(settings: Settings) -> Service:
             f"{listed(commands_of)} would run commands as the user of this service, who reads its keys and passwords; "
             "set SLIPWAY_CHILD_USER to another user, or SLIPWAY_COMMANDS_AS_SERVICE=yes"
         )
-    launcher = Launcher(settings, providers, wake=partial(runtime.wake, but=LAUNCH_LOOP))
+    rng = Random()  # noqa: S311 (spreads starts over replicas)
+    launcher = Launcher(settings, providers, wake=partial(runtime.wake, but=LAUNCH_LOOP), rng=rng)
     heartbeats = HeartbeatView()
     unavailable = partial(heartbeats.unavailable_seconds, after_seconds=settings.unavailable_after_seconds)
     calculator_unavailable = partial(unavailable, "weight-calculator")

@@ -7,6 +7,7 @@ recorded here; calls of unknown outcome are resolved by loops/resolve.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from random import Random
 from typing import Final
 
 from slipway_api.events.worker import Scope
@@ -26,6 +27,8 @@ from slipway_provisioner.store.batches import Batch
 
 LOG = logger(__name__)
 LAUNCH_LOOP: Final = "launch"
+TOGETHER_MAX: Final = 16
+"""Leases under which calls are started in one transaction."""
 
 # Rejections that precede the provider's token check: they prove nothing about the first call.
 REJECTED_BEFORE_TOKEN_CHECK: Final = frozenset({Scope.LIMITER, Scope.CREDENTIAL})
@@ -42,11 +45,17 @@ class Launcher:
     """Starts and records provider calls; at most `calls_in_flight_max` at a time in this process."""
 
     def __init__(
-        self, settings: Settings, providers: Mapping[str, Provider], *, wake: Callable[[], None] = _nothing
+        self,
+        settings: Settings,
+        providers: Mapping[str, Provider],
+        *,
+        wake: Callable[[], None] = _nothing,
+        rng: Random | None = None,
     ) -> None:
         """`wake` is called after each commit of starts, for all loops but this one."""
         self.settings = settings
         self.wake = wake
+        self._rng = rng
         self.terms = launches.Terms(
             call_timeout_seconds=settings.call_timeout_seconds,
             accepted_timeout_seconds=settings.accepted_timeout_seconds,
@@ -74,11 +83,15 @@ class Launcher:
                 call_timeout_seconds=self.terms.call_timeout_seconds,
                 clock_skew_seconds=self.terms.clock_skew_seconds,
             )
-        candidates = found[:free]
+        most = min(free, TOGETHER_MAX)
+        candidates = found[:most] if self._rng is None or len(found) <= most else self._rng.sample(found, most)
         started = await self._begin(database, candidates) if len(candidates) > 1 else []
-        # The others, which have to wait for locks, wait beside each other.
+        # The others, which have to wait for locks, wait beside each other; without those that a replica is starting.
         begun = {batch.lease_id for batch, _ in started}
         alone = [lease_id for lease_id in candidates if lease_id not in begun]
+        if alone and len(candidates) > 1:
+            async with database.acquire() as db:
+                alone = await leases.free(db, alone)
         for each in await asyncio.gather(*(self._begin_alone(database, lease_id) for lease_id in alone)):
             started += each
         if not started:

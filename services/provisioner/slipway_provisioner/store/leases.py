@@ -53,7 +53,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 C: Final = lease.c
 FIELDS: Final = C[Lease.__struct_fields__]
-CANDIDATES_MAX: Final = 16
+CANDIDATES_MAX: Final = 64
 # Leases under which nothing may start, or whose renewal is pending, are left out so that they do not block others. What
 # was sent in the future was sent before the clock was set back, and is due again, here and below. Settings are
 # written into the text: a statement with parameters is planned anew each time, which takes longer than to execute it.
@@ -67,6 +67,11 @@ WHERE l.state <> '{LeaseState.ENDED}' AND {MAY_START}
     AND (l.expires_at > slipway_clock() + (coalesce(a.request_timeout_seconds, $1) + $2) * interval '1 s'
         OR l.renewed_at NOT BETWEEN slipway_clock() - $2 * interval '1 s' AND slipway_clock())
 ORDER BY l.fencing_token LIMIT {CANDIDATES_MAX}"""
+# Leases with waiting intents that no other transaction has locked, as one that starts calls under them has.
+FREE: Final = f"""
+SELECT id FROM lease WHERE id = ANY($1) AND EXISTS (
+    SELECT FROM worker WHERE lease_id = lease.id AND state IN ({states(WAITING)}))
+ORDER BY id FOR UPDATE SKIP LOCKED"""
 _ID: Final = C.id == sa.bindparam("lease_id")
 _LIVE: Final = C.state != LeaseState.ENDED
 _ONE: Final = sa.select(*FIELDS).where(_ID)
@@ -174,6 +179,11 @@ async def candidates(db: Connection, *, call_timeout_seconds: float, clock_skew_
     clock skew."""
     text = CANDIDATES.replace("$1", f"{call_timeout_seconds:f}").replace("$2", f"{clock_skew_seconds:f}")
     return [row["id"] for row in await db.fetch(text)]
+
+
+async def free(db: Connection, lease_ids: Sequence[str]) -> list[str]:
+    """Those of some leases with waiting intents that no other transaction has locked. Holds no lock afterwards."""
+    return [row["id"] for row in await db.fetch(FREE, lease_ids)]
 
 
 async def lock(tx: Connection, lease_id: str) -> Lease | None:
