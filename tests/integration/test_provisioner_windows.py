@@ -176,7 +176,7 @@ async def test_unfolded_failures_hold_windows_that_pools_share(provisioner: Prov
 
 
 async def boot_fails(provisioner: Provisioner) -> None:
-    await provisioner.database.execute(workers.counting(1), [revision_id()], ["boot"], [True])
+    await provisioner.database.execute(workers.COUNT_OUTCOMES, [revision_id()], ["boot"], [True])
 
 
 async def unfolded_after(provisioner: Provisioner, seconds: float, *, sent: bool = True) -> int:

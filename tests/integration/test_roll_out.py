@@ -262,7 +262,7 @@ async def test_an_archived_revision_is_kept_for_a_month(provisioner: Provisioner
     """With its weight, counts and shares; then they go with a tombstone, and the name once nothing is left of it."""
     await provisioner.declare(declared("zone-a", "zone-b"))
     await provisioner.trust()
-    await provisioner.database.execute(workers.counting(1), [OLD], ["boot"], [True])
+    await provisioner.database.execute(workers.COUNT_OUTCOMES, [OLD], ["boot"], [True])
     await provisioner.declare(with_image("linux-2", "zone-b"))
     await provisioner.roll_out()
     assert (await states(provisioner))[OLD] == "archived"

@@ -290,7 +290,7 @@ async def accepted_call(provisioner: Provisioner) -> Batch:
     return batch
 
 
-@locking("store.workers.counting", "store.outcomes.REPAIR")
+@locking("store.workers.COUNT_OUTCOMES", "store.outcomes.REPAIR")
 async def test_failures_add_up(provisioner: Provisioner) -> None:
     """Failures of concurrent calls are all counted, in any order of configs; a repair lowers no counter."""
     outcome = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")

@@ -51,13 +51,13 @@ async def test_a_sweep_does_not_publish_over_a_pause(provisioner: Provisioner) -
     assert states == ["paused", "paused"]
 
 
-@locking("store.outcomes.WRITE_OFF", "store.workers.counting")
+@locking("store.outcomes.WRITE_OFF", "store.workers.COUNT_OUTCOMES")
 async def test_a_failure_during_a_sweep_is_not_written_off(provisioner: Provisioner) -> None:
     """The sweep waits for it and restarts the hour. Sweeps and failures lock in one order."""
     await provisioner.declare(declared("zone-a", "zone-b"))
     await provisioner.trust()
     both = ([revision_id("zone-b"), revision_id()], ["boot"] * 2, [True] * 2)
-    await provisioner.database.execute(workers.counting(1), *both)
+    await provisioner.database.execute(workers.COUNT_OUTCOMES, *both)
     await provisioner.database.execute("DELETE FROM outbox")
     await provisioner.set_clock(601)
     await provisioner.sweep()
@@ -65,7 +65,7 @@ async def test_a_failure_during_a_sweep_is_not_written_off(provisioner: Provisio
     await provisioner.set_clock(4202)
     async with provisioner.database.acquire() as db:
         async with db.transaction():
-            await db.execute(workers.counting(1), [revision_id()], ["boot"], [True])
+            await db.execute(workers.COUNT_OUTCOMES, [revision_id()], ["boot"], [True])
             sweeping = provisioner.start(provisioner.database.fetch(outcomes.WRITE_OFF, "linux", True))
             await provisioner.until_waiting(sweeping)
         await sweeping
@@ -75,7 +75,7 @@ async def test_a_failure_during_a_sweep_is_not_written_off(provisioner: Provisio
     assert await provisioner.database.fetchval(written_off) == [0, 1]
     for _ in range(5):
         await asyncio.gather(
-            *(provisioner.database.execute(workers.counting(1), *both) for _ in range(3)),
+            *(provisioner.database.execute(workers.COUNT_OUTCOMES, *both) for _ in range(3)),
             *(provisioner.database.fetch(outcomes.WRITE_OFF, "linux", True) for _ in range(3)),
         )
 

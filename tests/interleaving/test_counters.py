@@ -76,7 +76,7 @@ async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
             )
         await provisioner.database.execute(CALLED)
         failed = [revision_id()] * 3, ["launch", "boot", "claim"], [True] * 3
-        await provisioner.database.execute(workers.counting(1), *failed)
+        await provisioner.database.execute(workers.COUNT_OUTCOMES, *failed)
         yield provisioner
 
 

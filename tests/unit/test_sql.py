@@ -13,7 +13,7 @@ import slipway_common
 import slipway_lease_broker
 import slipway_provisioner
 import slipway_weight_calculator
-from slipway_common.database.sql import Statement, array, arrays, given, joined, matches, names, seconds
+from slipway_common.database.sql import Statement, array, arrays, combine, given, matches, names, seconds
 from tests.support.statements import unbounded_claims
 
 thing: Final = Table(
@@ -61,13 +61,13 @@ def test_conditions() -> None:
     assert text(Statement(select(func.now() - seconds("age")))).startswith("SELECT now() - make_interval(secs => $1)")
 
 
-def test_statements_are_joined() -> None:
+def test_statements_are_combined() -> None:
     """With the parameters of all, in the order of the statements; a `WITH` of the last is merged."""
     change, add = "UPDATE a SET x = $2 WHERE id = $1 OR y = $2", "INSERT INTO b VALUES ($1)"
     publish = "WITH event AS (SELECT $1 AS id) INSERT INTO c SELECT id FROM event"
-    assert joined((change,)) == change
-    assert joined((change, add)) == f"WITH part_0 AS ({change}) INSERT INTO b VALUES ($3)"
-    assert joined((change, add, publish)) == (
+    assert combine((change,)) == change
+    assert combine((change, add)) == f"WITH part_0 AS ({change}) INSERT INTO b VALUES ($3)"
+    assert combine((change, add, publish)) == (
         f"WITH part_0 AS ({change}), part_1 AS (INSERT INTO b VALUES ($3)), "
         "event AS (SELECT $4 AS id) INSERT INTO c SELECT id FROM event"
     )

@@ -20,7 +20,7 @@ from slipway_api.events.lease import (
 )
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.database.sql import Together, together
+from slipway_common.database.sql import Writes, together
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.limits import Turns
@@ -274,8 +274,8 @@ class AdmissionTx:
         ledger = self._ledger
         due = sorted(ledger.dirty if lease_pool_ids is None else lease_pool_ids)
         alone = newcomers(ledger)
-        async with together(self.tx) as tx:
-            await self._save_rows(tx, ledger, skip_new_requests=alone)
+        async with together(self.tx) as writes:
+            await self._save_rows(writes, ledger, skip_new_requests=alone)
         new = [request for of_pool in alone.values() for request in of_pool]
         # The tenants of new requests were read with the commands, or have no row.
         known = {(request.lease_pool_id, request.tenant): None for request in new} | ledger.tenants
@@ -290,19 +290,19 @@ class AdmissionTx:
             events += published
             self.pools[name] = decision.pool  # for the gangs of the next pool
         others = [pool for pool in ledger.pools_to_save() if pool.id not in due]
-        async with together(self.tx) as tx:
-            await self._write(tx, made, new=new)
-            await pools.mark(tx, others, (), ledger.deadlines)
-            await self._publish(tx, [*ledger.history, *(entry for one in made for entry in one.history)], events)
+        async with together(self.tx) as writes:
+            await self._write(writes, made, new=new)
+            await pools.mark(writes, others, (), ledger.deadlines)
+            await self._publish(writes, [*ledger.history, *(entry for one in made for entry in one.history)], events)
         self._record(made)
 
     async def leave_to_the_loop(self) -> None:
         """Write the rows that commands changed, and mark the pools due for the decide loop."""
         ledger = self._ledger
-        async with together(self.tx) as tx:
-            await self._save_rows(tx, ledger)
-            await pools.mark(tx, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
-            await self._publish(tx, ledger.history, traced(ledger.events, ledger.leases.values()))
+        async with together(self.tx) as writes:
+            await self._save_rows(writes, ledger)
+            await pools.mark(writes, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
+            await self._publish(writes, ledger.history, traced(ledger.events, ledger.leases.values()))
         self._record(())
         self.more = self.more or bool(ledger.dirty)
 
@@ -364,9 +364,9 @@ class AdmissionTx:
             for one, member in zip(made, members, strict=True)
             for event in traced(one.events, one.granted, [member])
         ]
-        async with together(self.tx) as tx:
-            await self._write(tx, made)
-            await self._publish(tx, [entry for one in made for entry in one.history], events)
+        async with together(self.tx) as writes:
+            await self._write(writes, made)
+            await self._publish(writes, [entry for one in made for entry in one.history], events)
         self._record(made)
         await gangs.done(self.tx, gang.id, self.now)
 
@@ -477,32 +477,32 @@ class AdmissionTx:
         others = await pools.named(self.tx, {member.lease_pool_id for member in members})
         return find_blocked_gangs(members, {other.id: other for other in others} | self.pools)
 
-    async def _save_rows(self, tx: Together, ledger: Ledger, *, skip_new_requests: Container[str] = ()) -> None:
+    async def _save_rows(self, writes: Writes, ledger: Ledger, *, skip_new_requests: Container[str] = ()) -> None:
         """Write the rows that commands changed, except the pools and the new requests of the given pools."""
         new = [request for request in ledger.requests_to_add() if request.lease_pool_id not in skip_new_requests]
-        await leases.save(tx, ledger.leases_to_save())
-        await requests.save(tx, ledger.requests_to_save())
-        await requests.add(tx, new)
-        await leases.add(tx, ledger.leases_to_add())
-        await tenants.save(tx, ledger.tenants_to_save())
-        await groups.save(tx, ledger.groups_to_save())
+        await leases.save(writes, ledger.leases_to_save())
+        await requests.save(writes, ledger.requests_to_save())
+        await requests.add(writes, new)
+        await leases.add(writes, ledger.leases_to_add())
+        await tenants.save(writes, ledger.tenants_to_save())
+        await groups.save(writes, ledger.groups_to_save())
 
-    async def _write(self, tx: Together, made: Sequence[Decision], *, new: Sequence[Request] = ()) -> None:
+    async def _write(self, writes: Writes, made: Sequence[Decision], *, new: Sequence[Request] = ()) -> None:
         """Write the rows of decisions, except history and events; the `new` requests are not in the database yet."""
         changed = {(one.lease_pool_id, one.id): one for decision in made for one in decision.requests}
         added = [changed.pop((one.lease_pool_id, one.id), one) for one in new]
-        await leases.save(tx, [lease for one in made for lease in (*one.ended, *one.postponed)])
-        await leases.add(tx, [lease for one in made for lease in one.granted])
-        await requests.add(tx, added)
-        await requests.save(tx, list(changed.values()))
-        await tenants.save(tx, [tenant for one in made for tenant in one.tenants])
-        await groups.save(tx, [group for one in made for group in one.groups])
-        await gangs.have_turn(tx, {gang for one in made for gang in one.gangs}, self.now)
-        await pools.settle(tx, made, self.now)
+        await leases.save(writes, [lease for one in made for lease in (*one.ended, *one.postponed)])
+        await leases.add(writes, [lease for one in made for lease in one.granted])
+        await requests.add(writes, added)
+        await requests.save(writes, list(changed.values()))
+        await tenants.save(writes, [tenant for one in made for tenant in one.tenants])
+        await groups.save(writes, [group for one in made for group in one.groups])
+        await gangs.have_turn(writes, {gang for one in made for gang in one.gangs}, self.now)
+        await pools.settle(writes, made, self.now)
 
-    async def _publish(self, tx: Together, entries: Sequence[Entry], events: Sequence[outbox.Traced]) -> None:
-        await history.add(tx, entries)
-        await outbox.enqueue(self.tx, events, at=self.now, writes=tx)
+    async def _publish(self, writes: Writes, entries: Sequence[Entry], events: Sequence[outbox.Traced]) -> None:
+        await history.add(writes, entries)
+        await outbox.enqueue(self.tx, events, at=self.now, writes=writes)
 
     def _record(self, made: Sequence[Decision]) -> None:
         """Remember what was written, for `committed` and for what follows in this transaction."""

@@ -99,43 +99,40 @@ SELECT {taken} FROM unnest({arrays(fields)}) WITH ORDINALITY AS r ({taken}, row_
             await tx.execute(self._insert, *columns(rows, self._names).values())
 
 
-class Together:
-    """Stands for a connection in functions that write, whose statements `together` executes as one."""
+class Writes:
+    """Statements that `together` executes as one. Functions that write take it in place of a connection."""
 
     def __init__(self, tx: Connection) -> None:
+        self.texts: list[str] = []
+        self.arguments: list[Any] = []
         self._tx = tx
-        self._texts: list[str] = []
-        self._arguments: list[Any] = []
 
     async def execute(self, text: str, *arguments: Any) -> None:
-        self._texts.append(text)
-        self._arguments += arguments
+        self.texts.append(text)
+        self.arguments += arguments
 
     async def copy_records_to_table(self, table: str, **options: Any) -> None:
         """Copy rows at once."""
         await self._tx.copy_records_to_table(table, **options)
 
-    async def done(self) -> None:
-        if self._texts:
-            await self._tx.execute(joined(tuple(self._texts)), *self._arguments)
-
 
 @contextlib.asynccontextmanager
-async def together(tx: Connection) -> AsyncIterator[Together]:
-    """Execute what is written in the block by one statement, since each would cost a round trip. None of its parts may
-    depend on another, or write a row that another one writes: all see the database as it was before."""
-    writes = Together(tx)
+async def together(tx: Connection) -> AsyncIterator[Writes]:
+    """Execute what is written in the block by one statement, since each would cost a round trip. No part may depend on
+    another or write a row that another one writes: all see the database as it was before."""
+    writes = Writes(tx)
     yield writes
-    await writes.done()
+    if writes.texts:
+        await tx.execute(combine(tuple(writes.texts)), *writes.arguments)
 
 
 @functools.cache
-def joined(texts: tuple[str, ...]) -> str:
-    """One statement that executes several, with the parameters of all in their order. Of those that write in a `WITH`
-    of their own there may be one, the last."""
+def combine(texts: tuple[str, ...]) -> str:
+    """One statement that executes several, with the parameters of all in their order. Only the last may be one that
+    writes in a `WITH` of its own."""
     parts, number = [], 0
     for part in texts:
-        parts.append(_renumbered(part, number))
+        parts.append(_renumber(part, number))
         number += len(set(PARAMETER.findall(part)))
     *before, last = parts
     if not before:
@@ -144,8 +141,8 @@ def joined(texts: tuple[str, ...]) -> str:
     return f"WITH {named}, {last.removeprefix('WITH ')}" if last.startswith("WITH ") else f"WITH {named} {last}"
 
 
-def _renumbered(text: str, more: int) -> str:
-    return PARAMETER.sub(lambda found: f"${int(found[1]) + more}", text)
+def _renumber(text: str, more: int) -> str:
+    return PARAMETER.sub(lambda match: f"${int(match[1]) + more}", text)
 
 
 def given(*fields: Column[Any], name: str = "given") -> FromClause:

@@ -18,7 +18,7 @@ from slipway_common.base.errors import BadEvent
 from slipway_common.base.ids import new_id
 from slipway_common.database import alerts
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Together
+from slipway_common.database.sql import Writes
 from slipway_common.messaging.records import VALUE_BYTES_MAX
 from slipway_common.observability.telemetry import child_of, current_trace, logger
 
@@ -70,7 +70,7 @@ VALUES ($1, $2, $3, $4, $5, 0, $6, slipway_clock(), $7, $8)"""
 
 
 async def enqueue(
-    tx: Connection, events: Sequence[Any], *, at: datetime | None = None, writes: Together | None = None
+    tx: Connection, events: Sequence[Any], *, at: datetime | None = None, writes: Writes | None = None
 ) -> None:
     """Add events to the outbox of the caller's transaction, in order, as the last of its `writes` if they are given.
 

@@ -172,11 +172,11 @@ async def record_instances(
     calls = await batches.lock_calls(tx, [batch.id for batch, _ in replies], lock_seconds=lock_seconds)
     bound: list[Change] = []
     failed: list[Change] = []
-    outcomes, unheard = [], set()
+    outcomes, unanswered = [], set()
     for batch, instance_ids in replies:
         call = calls.get(batch.id)
         if call is None or call.unanswered:
-            unheard.add(batch.account_id)
+            unanswered.add(batch.account_id)
         if call is None:
             continue  # a late reply; the instance reaper terminates orphan instances
         provider, binding = providers[call.account.provider], bind(call.intents, instance_ids)
@@ -190,7 +190,7 @@ async def record_instances(
     if outcomes:
         await workers.save(tx, [*bound, *failed])
         await batches.known(tx, outcomes)
-    return [worker for worker, _ in bound], unheard
+    return [worker for worker, _ in bound], unanswered
 
 
 async def record_refusal(tx: Connection, batch: Batch, refused: Refused) -> None:

@@ -35,8 +35,8 @@ def keys(plans: Iterable[tuple[Observed, Plan]]) -> list[str]:
 
 
 async def cut(tx: Connection, observed: Observed, plan: Plan, now: datetime, *, lock: Sequence[str]) -> Plan:
-    """Lock shared windows until the end of the transaction; returns the plan with the launches that fit into those that
-    they fill, which have to be locked then."""
+    """Lock the shared windows of the keys `lock` until the end of the transaction; returns the plan with the launches
+    that fit into the windows that they fill, all of which are locked by then."""
     filled = _keys(observed, plan)
     if not filled and not lock:
         return plan

@@ -37,10 +37,6 @@ LOCK_SECONDS: Final = 0.05
 """Longest wait for a lock of replies that are recorded together. Then each is recorded alone."""
 
 
-def _nothing() -> None:
-    """Wake no loop."""
-
-
 class Launcher:
     """Starts and records provider calls; at most `calls_in_flight_max` at a time in this process."""
 
@@ -49,10 +45,11 @@ class Launcher:
         settings: Settings,
         providers: Mapping[str, Provider],
         *,
-        wake: Callable[[], None] = _nothing,
+        wake: Callable[[], None] = lambda: None,
         rng: Random | None = None,
     ) -> None:
-        """`wake` is called after each commit of starts, for all loops but this one."""
+        """`wake` is called after each commit of starts. `rng` chooses among many leases, so that replicas start
+        different ones [default: the oldest]."""
         self.settings = settings
         self.wake = wake
         self._rng = rng
@@ -72,31 +69,33 @@ class Launcher:
         self._replies = GroupCommit(partial(self._record, lock_seconds=LOCK_SECONDS), self._record)
 
     async def launch_next(self, database: Database) -> bool:
-        """Start admitted calls up to the limit; True if there may be more to start. If all that was found has started
-        there is nothing to look for until the next wake."""
+        """Start admitted calls up to the limit; True if there may be more to start before the next wake."""
         free = self.settings.calls_in_flight_max - len(self.calls)
         if free <= 0 or not self.settings.launching:
             return False
         async with database.acquire() as db:
-            found = await leases.candidates(
+            candidates = await leases.candidates(
                 db,
                 call_timeout_seconds=self.terms.call_timeout_seconds,
                 clock_skew_seconds=self.terms.clock_skew_seconds,
             )
         most = min(free, TOGETHER_MAX)
-        candidates = found[:most] if self._rng is None or len(found) <= most else self._rng.sample(found, most)
-        started = await self._begin(database, candidates) if len(candidates) > 1 else []
+        if self._rng is None or len(candidates) <= most:
+            chosen = candidates[:most]
+        else:
+            chosen = self._rng.sample(candidates, most)
+        started = await self._begin(database, chosen) if len(chosen) > 1 else []
         # The others, which have to wait for locks, wait beside each other; without those that a replica is starting.
         begun = {batch.lease_id for batch, _ in started}
-        alone = [lease_id for lease_id in candidates if lease_id not in begun]
-        if alone and len(candidates) > 1:
+        alone = [lease_id for lease_id in chosen if lease_id not in begun]
+        if alone and len(chosen) > 1:
             async with database.acquire() as db:
                 alone = await leases.free(db, alone)
         for each in await asyncio.gather(*(self._begin_alone(database, lease_id) for lease_id in alone)):
             started += each
         if not started:
             return False
-        is_all = len(started) == len(found) < leases.CANDIDATES_MAX
+        is_all = len(started) == len(candidates) < leases.CANDIDATES_MAX
         return not is_all or any(self._is_full(batch, account) for batch, account in started)
 
     def _is_full(self, batch: Batch, account: Account) -> bool:
@@ -221,14 +220,14 @@ class Launcher:
         lock_seconds: float | None = None,
     ) -> None:
         async with database.acquire() as db, db.transaction():
-            launched, unheard = await launches.record_instances(
+            launched, unanswered = await launches.record_instances(
                 db, replies, providers=self.providers, looked_up=looked_up, lock_seconds=lock_seconds
             )
         for worker in launched:
             if worker.launched_at is not None:
                 seconds = (worker.launched_at - worker.requested_at).total_seconds()
                 metrics.LAUNCH_SECONDS.labels(worker.pool_id).observe(seconds)
-        for account_id in sorted(unheard):
+        for account_id in sorted(unanswered):
             await contact.answered(database, account_id)
 
     async def put_back(self, database: Database, batch: Batch, reason: str, *, first_only: bool = False) -> None:

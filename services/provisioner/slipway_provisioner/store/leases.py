@@ -182,7 +182,8 @@ async def candidates(db: Connection, *, call_timeout_seconds: float, clock_skew_
 
 
 async def free(db: Connection, lease_ids: Sequence[str]) -> list[str]:
-    """Those of some leases with waiting intents that no other transaction has locked. Holds no lock afterwards."""
+    """Those of some leases that have waiting intents and that no other transaction has locked. Call it outside a
+    transaction, which would keep their locks."""
     return [row["id"] for row in await db.fetch(FREE, lease_ids)]
 
 

@@ -17,6 +17,8 @@ DIRTY: Final = Statement(
         sa.select(sa.func.unnest(array("pool_ids", dirty_pool.c.pool_id)), sa.bindparam("reason", type_=sa.Text)),
     )
 )
+# Each for a reason of its own.
+DIRTY_EACH: Final = "INSERT INTO dirty_pool (pool_id, reason) SELECT * FROM unnest($1::text[], $2::text[])"
 # By the first of its index: of marks for later there is one for each pool.
 ARE_DUE: Final = f"SELECT coalesce((SELECT min(due_at) FROM dirty_pool) <= {NOW}, false)"
 SHORT: Final = "SELECT mark_short($1, $2)"

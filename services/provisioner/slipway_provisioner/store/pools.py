@@ -264,9 +264,9 @@ async def lock_shared(
     units: int,
     window_max: int,
 ) -> list[Shared]:
-    """Lock some keys, and read the shares of a pool's revisions, with the rivals for those on which `units` launches
-    might not fit beside them. The `keys`, which are locked then, have their counters folded where these have many rows.
-    No window is larger than `window_max`."""
+    """Lock the keys `lock`, then read the shares of a pool's revisions, with the rivals for those on which `units`
+    launches might not fit beside them. Counters of the `keys`, all of which are locked by then, are folded where they
+    have many rows. No window is larger than `window_max`."""
     rows = await tx.fetch(
         "SELECT * FROM lock_shared($1, $2, $3, $4, $5)", pool_id, dirty_since, units, window_max, lock
     )

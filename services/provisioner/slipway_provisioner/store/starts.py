@@ -21,21 +21,20 @@ from slipway_provisioner.store.batches import CALL, Batch
 from slipway_provisioner.store.leases import Lease
 from slipway_provisioner.store.tables import worker
 
-_LIMITED: Final = f"""EXISTS (
-    SELECT FROM launch_limit WHERE {limits.OF_BOTH.format(pool="c.pool_id", account="c.account_id")})"""
+_LIMITS: Final = limits.OF_BOTH.format(pool="c.pool_id", account="c.account_id")
 LOCK: Final = f"""
 SELECT {names(leases.FIELDS, "(s.leased).")}, {names(workers.FIELDS, "(s.intent).")}, s.limited
 FROM lock_starts($1) AS s"""
 READ: Final = f"""
 SELECT l.id AS lease_id, slipway_clock() AS now, (SELECT id FROM incarnation) AS incarnation,
-    ({{limited}}) AS limited, {names(configs.STARTED, "c.")},
+    EXISTS (SELECT FROM launch_limit WHERE {_LIMITS}) AS limited, {names(configs.STARTED, "c.")},
     (SELECT row_to_json(a) FROM (
         SELECT {names(accounts.COLUMNS)}, (SELECT id FROM deployment) AS deployment
         FROM account WHERE id = c.account_id) AS a) AS account,
     (SELECT CASE count(*) WHEN 1 THEN min(d.source) ELSE '' END FROM demand d
         WHERE d.pool_id = c.pool_id AND d.ended_at IS NULL) AS source
 FROM lease l JOIN launch_config c ON c.id = l.launch_config_id JOIN launch_config_name n ON n.name = c.name
-JOIN worker_pool p ON p.id = c.pool_id WHERE l.id = ANY($1) AND {configs.MAY_START}""".format(limited=_LIMITED)
+JOIN worker_pool p ON p.id = c.pool_id WHERE l.id = ANY($1) AND {configs.MAY_START}"""
 CALLING: Final = ("id", "state", "batch_id", "reason")
 WRITE: Final = f"""
 WITH called AS (
@@ -71,19 +70,19 @@ class Locked(msgspec.Struct, frozen=True):
 
 
 async def lock(tx: Connection, lease_ids: Sequence[str]) -> dict[str, Locked]:
-    """Lock what a start depends on, but for leases and intents that others have locked. Of several leases only those
-    that need not wait and are under no safety limit."""
-    found: dict[str, Locked] = {}
+    """Lock what starts depend on, except leases and intents that others have locked; returns what is locked, by
+    lease. Of several leases, those that would have to wait or are under a safety limit are left out."""
+    locked: dict[str, Locked] = {}
     for row in await tx.fetch(LOCK, lease_ids):
         *values, limited = row.values()
         lease = _lease(values)
-        found.setdefault(lease.id, Locked(lease, [], limited)).waiting.append(_worker(values))
-    return found
+        locked.setdefault(lease.id, Locked(lease, [], limited)).waiting.append(_worker(values))
+    return locked
 
 
 async def read(tx: Connection, locked: Mapping[str, Locked], *, unlimited: bool) -> list[Start]:
-    """Read what the starts under locked leases need; without those that may not start, and if `unlimited` without those
-    that have come under a safety limit."""
+    """Read what starts under locked leases need. Leases that may not start are left out, and if `unlimited` those that
+    have come under a safety limit."""
     if not locked:
         return []
     return [

@@ -129,12 +129,6 @@ async def confirm_claims(tx: Connection, pool_ids: Collection[str]) -> None:
     await tx.execute(COPY_CLAIMS, sorted(pool_ids))
 
 
-async def lock(tx: Connection, keys: Sequence[str]) -> None:
-    """Lock the shared windows of some keys. They are read in a later statement: the snapshot of this one is older than
-    its locks."""
-    await tx.execute(LOCK_KEYS, keys)
-
-
 async def fold_pool(tx: Connection, pool_id: str) -> None:
     """Replace the counters of a pool's configs by their sums. The pool is locked."""
     await tx.execute(FOLD_CONFIGS, pool_id)
@@ -158,7 +152,7 @@ async def repair_shared(tx: Connection) -> int:
     keys = sorted({row["key"] for row in await tx.fetch(SHARED_DRIFT, None)})
     if not keys:
         return 0
-    await lock(tx, keys)
+    await tx.execute(LOCK_KEYS, keys)
     return sum(row["drift"] for row in await tx.fetch(REPAIR_SHARED, keys))
 
 

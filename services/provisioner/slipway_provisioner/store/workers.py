@@ -13,7 +13,7 @@ from slipway_api.events.worker import WorkerLaunched, WorkerRegistered
 from slipway_api.http.provisioner import workers as wire
 from slipway_common.database.places import LAST_ID
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array, beyond, given, matches, names
+from slipway_common.database.sql import Statement, array, beyond, combine, given, matches, names
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.workers import Change, Notice, Worker, ended_stage
 from slipway_provisioner.store import marks, tables
@@ -113,40 +113,26 @@ _LISTED: Final = (
 LISTED: Final = Statement(_LISTED)
 # A constant condition allows the index on live workers to be used; there may be a hundred times more ended ones.
 LISTED_LIVE: Final = Statement(_LISTED.where(~in_states(ENDED)))
-
-
-def counting(first: int) -> str:
-    """Statement that counts outcomes of stages. They are its parameters from this one on: configs, stages, and whether
-    they failed."""
-    configs, stages, failed = (f"${place}" for place in range(first, first + 3))
-    return f"""
+COUNT_OUTCOMES: Final = """
 INSERT INTO launch_config_outcomes AS o (launch_config_id, stage, failures, successes, keys)
 SELECT c.id, u.stage, u.failures, u.successes, window_keys(c, u.stage) FROM (
     SELECT config, stage, count(*) FILTER (WHERE failed) AS failures, count(*) FILTER (WHERE NOT failed) AS successes
-    FROM unnest({configs}::text[], {stages}::text[], {failed}::boolean[]) AS g (config, stage, failed)
-    GROUP BY config, stage) AS u
+    FROM unnest($1::text[], $2::text[], $3::boolean[]) AS g (config, stage, failed) GROUP BY config, stage) AS u
 JOIN launch_config c ON c.id = u.config ORDER BY c.id, u.stage
 ON CONFLICT (launch_config_id, stage) DO UPDATE SET failures = o.failures + excluded.failures,
     successes = o.successes + excluded.successes,
     unfolded_since = CASE excluded.failures WHEN 0 THEN o.unfolded_since END"""
-
-
-def _saving(update: Statement, *, counts: bool) -> str:
-    """Statement that writes workers back with the outcomes of stages, if there are some, the marks of their pools, and
-    their events. Each would cost a round trip, and none of them reads what another one writes."""
-    first = len(update.names) + 1
-    counted = f"counted AS ({counting(first)}),\n" if counts else ""
-    first += 3 if counts else 0
-    return f"""
-WITH saved AS ({update.text}),
-{counted}marked AS (
-    INSERT INTO dirty_pool (pool_id, reason) SELECT * FROM unnest(${first}::text[], ${first + 1}::text[])),
-{outbox.insertion(first + 2)}"""
-
-
-# By whether it is one worker, and whether there are outcomes.
+# Workers, the outcomes of stages if there are any, the marks of pools and the events, by whether it is one worker and
+# whether there are outcomes. Each would cost a round trip, and none of them reads what another one writes.
 SAVE: Final = {
-    (one, counts): _saving(UPDATE_ONE if one else UPDATE, counts=counts)
+    (one, counts): combine(
+        (
+            (UPDATE_ONE if one else UPDATE).text,
+            *((COUNT_OUTCOMES,) if counts else ()),
+            marks.DIRTY_EACH,
+            outbox.ENQUEUE,
+        )
+    )
     for one in (True, False)
     for counts in (True, False)
 }
