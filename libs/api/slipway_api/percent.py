@@ -4,7 +4,8 @@ from functools import lru_cache, partial
 from typing import Final
 from urllib.parse import quote, unquote
 
-_quoted: Final = lru_cache(maxsize=4_096)(partial(quote, safe="@"))
+# More than the launch configs and keys of a cell, of which a turn of the weight-calculator may encode each.
+_quoted: Final = lru_cache(maxsize=32_768)(partial(quote, safe="@"))
 
 
 def encoded(*parts: str) -> str:
