@@ -57,6 +57,7 @@ from tests.support.lease_broker import (
 LEASES_READ: Final = """
 SELECT coalesce(sum(seq_tup_read + idx_tup_fetch), 0)::int FROM pg_stat_xact_user_tables
 WHERE schemaname = current_schema() AND relname = 'leases'"""
+ROWS_READ: Final = LEASES_READ.replace("= 'leases'", "IN ('leases', 'requests')")
 
 
 async def test_from_request_to_release(broker: Broker) -> None:
@@ -397,6 +398,23 @@ async def test_a_confirmation_reads_no_other_leases(broker: Broker) -> None:
             before = await db.fetchval(LEASES_READ)
             await broker.send_in(db, confirm(second))
             assert await db.fetchval(LEASES_READ) - before == 2, "to apply the command, and to write what it changed"
+
+
+async def test_repeated_requests_read_no_others(broker: Broker) -> None:
+    """By plans that were kept since there were few."""
+    await broker.declare(terms("sim-a", 10_000))
+    repeated = [acquire_request("first"), acquire_request("second")]
+    await broker.send(*repeated)
+    await broker.grants()
+    await broker.pool.execute("ANALYZE")
+    async with broker.pool.acquire() as db:
+        for others in (0, 500):
+            await broker.send(*(acquire_request(f"r{number}") for number in range(others)))
+            await broker.grants()
+            async with db.transaction():
+                before = await db.fetchval(ROWS_READ)
+                await broker.send_in(db, *repeated)
+                assert await db.fetchval(ROWS_READ) - before < 50
 
 
 async def test_a_batch_takes_as_many_statements_as_one_command(broker: Broker) -> None:

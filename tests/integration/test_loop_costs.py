@@ -8,9 +8,11 @@ import pytest
 from bench.loops.cost import cpu_seconds
 from slipway_common.database.tables import PLANS_KEPT
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.apply import launches
 from slipway_provisioner.domain.unresponsiveness import TIMEOUT_PART
 from slipway_provisioner.store import account_checks, deadlines, leases, pools, spending, starts, usage
 from slipway_provisioner.store.retention import DELETE_SHARES
+from tests.support.cloud import START
 from tests.support.plans import rows_read
 from tests.support.provisioner import PASSED, Provisioner, provisioner_on, revision_id
 
@@ -20,18 +22,19 @@ BUSY_SECONDS = 0.05  # a fifth of what it takes, and fifty times what the proces
 # What the session has read, also in functions.
 READ: Final = """
 SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::int FROM pg_stat_xact_user_tables
-WHERE schemaname = current_schema() AND relname IN ('lease', 'worker')"""
+WHERE schemaname = current_schema() AND relname IN ('lease', 'worker', 'launch_config')"""
 WAITING: Final = 1_800
 WAIT: Final = f"""
 WITH leases AS (
     INSERT INTO lease (id, request_id, lease_pool_id, launch_config_id, fencing_token, units, state, expires_at,
         hold_until, traceparent)
     SELECT 'waits-' || n, 'waits', lease_pool_id, launch_config_id, 1000 + n, 1, 'confirmed', expires_at, hold_until, ''
-    FROM lease, generate_series(1, {WAITING}) AS n RETURNING id)
+    FROM (SELECT * FROM lease LIMIT 1) AS l, generate_series(1, {WAITING}) AS n RETURNING id)
 INSERT INTO worker (id, pool_id, launch_config_id, account_id, image_revision, state, decision_id, requested_at,
     traceparent, lease_id)
 SELECT gen_random_uuid(), w.pool_id, w.launch_config_id, w.account_id, w.image_revision, w.state, w.decision_id,
     w.requested_at, '', l.id FROM worker w CROSS JOIN leases l"""
+WAIT_AGAIN: Final = "UPDATE worker SET state = 'requested' WHERE batch_id IS NULL"
 LIVE: Final = 2_000
 # Workers of the account of the declared launch config, busy and in contact; launch configs, and batches of other pools.
 FLEET: Final = (
@@ -91,6 +94,36 @@ async def test_a_start_reads_no_others_that_wait(provisioner: Provisioner) -> No
                 before = await db.fetchval(READ)
                 assert len(await starts.lock(db, lease_ids)) == 1
                 assert await db.fetchval(READ) - before <= 4
+
+
+async def test_starts_replies_and_renewals_read_no_others(provisioner: Provisioner) -> None:
+    """By plans that were kept since there were few leases, workers and launch configs."""
+    few = [grant.lease_id for grant in await provisioner.admitted(2, "zone-a", "zone-b")]
+    many = ["waits-1", "waits-2"]
+    read = []
+    async with provisioner.database.acquire() as db:
+        await db.execute("ANALYZE")
+        for lease_ids, grown in ((few[:2], ()), (many, (WAIT, WAIT_AGAIN, FLEET[2]))):
+            for statement in grown:
+                await db.execute(statement)
+            async with db.transaction():
+                before = await db.fetchval(READ)
+                await starts.lock(db, lease_ids)
+                locked = await db.fetchval(READ)
+                calls = await launches.start(db, lease_ids, provisioner.launcher.terms, provisioner.providers)
+                assert len(calls) == 2
+                read.append(await db.fetchval(READ) - locked - (locked - before))  # beside those that it locks
+            replies = [(batch, [f"of-{batch.id}"] if n else []) for n, (batch, _) in enumerate(calls)]
+            async with db.transaction():
+                before = await db.fetchval(READ)
+                await launches.record_instances(db, replies, providers=provisioner.providers)
+                read.append(await db.fetchval(READ) - before)
+            async with db.transaction():
+                await db.execute(f"SELECT {PLANS_KEPT}")
+                before = await db.fetchval(READ)
+                await db.execute(leases.CONFIRM, lease_ids, [8, 9], [START, START])
+                read.append(await db.fetchval(READ) - before)
+    assert max(read) < WAITING / 10, read
 
 
 async def test_a_decision_reads_no_workers_of_other_pools(provisioner: Provisioner) -> None:

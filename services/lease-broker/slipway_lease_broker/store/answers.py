@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
-from sqlalchemy import BigInteger, Integer, any_, bindparam, func, select, tuple_
+from sqlalchemy import BigInteger, Column, Integer, bindparam, func, select, true, tuple_
 
 from slipway_common.database.places import Number, Text
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array, arrays, beyond, matches, names
+from slipway_common.database.sql import Statement, arrays, beyond, given, matches, names
 from slipway_common.database.tables import TIME
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request
 from slipway_lease_broker.domain.queue_status import HoldEnd, QueuePosition
@@ -17,12 +17,16 @@ from slipway_lease_broker.store import gangs, groups, leases, pools, requests, t
 from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import COUNTED, WAITING, condition, lease, lease_pool, request
 
-OF_REQUESTS: Final = Statement(
+ASKED: Final = given(Column("requests", lease.c.request_id.type), name="asked")
+# One request after another: a kept plan of their leases in order could read all leases of the pool.
+_GRANTED: Final = (
     select(*leases.FIELDS)
-    .where(
-        lease.c.lease_pool_id == bindparam("pool"), lease.c.request_id == any_(array("requests", lease.c.request_id))
-    )
-    .order_by(lease.c.fencing_token)
+    .where(lease.c.lease_pool_id == bindparam("pool"), lease.c.request_id == ASKED.c.requests)
+    .offset(0)
+    .lateral("granted")
+)
+OF_REQUESTS: Final = Statement(
+    select(*_GRANTED.c).select_from(ASKED.join(_GRANTED, true())).order_by(_GRANTED.c.fencing_token)
 )
 SEEN: Final = lease.c["lease_pool_id", "fencing_token"]
 GRANT: Final = lease.c["lease_pool_id", "request_id", "fencing_token"]

@@ -79,11 +79,12 @@ GET: Final = Statement(_ONE)
 LOCK: Final = Statement(_ONE.with_for_update())
 LOCK_ALL: Final = "SELECT lock_leases($1, $2)"
 _CONFIRMED: Final = C["id", "fencing_token", "expires_at"]
+# By their ids as well: a kept plan of the join alone could read all leases.
 CONFIRM: Final = f"""
 UPDATE lease l SET state = '{LeaseState.CONFIRMED}', fencing_token = c.fencing_token, expires_at = c.expires_at,
     ttl_seconds = greatest(0.1, extract(epoch FROM c.expires_at - slipway_clock()))
 FROM unnest({arrays(_CONFIRMED)}) AS c ({names(_CONFIRMED)})
-WHERE l.id = c.id AND l.state <> '{LeaseState.ENDED}'"""
+WHERE l.id = ANY($1) AND l.id = c.id AND l.state <> '{LeaseState.ENDED}'"""
 _NEW: Final[dict[str, Any]] = {field.name: sa.bindparam(field.name) for field in FIELDS if field.name != "renewed_at"}
 INSERT: Final = Statement(
     postgresql.insert(lease)

@@ -25,6 +25,7 @@ _LIMITS: Final = limits.OF_BOTH.format(pool="c.pool_id", account="c.account_id")
 LOCK: Final = f"""
 SELECT {names(leases.FIELDS, "(s.leased).")}, {names(workers.FIELDS, "(s.intent).")}, s.limited
 FROM lock_starts($1) AS s"""
+# The launch config of each lease is looked up: a kept plan of a join could read all of them.
 READ: Final = f"""
 SELECT l.id AS lease_id, slipway_clock() AS now, (SELECT id FROM incarnation) AS incarnation,
     EXISTS (SELECT FROM launch_limit WHERE {_LIMITS}) AS limited, {names(configs.STARTED, "c.")},
@@ -33,9 +34,11 @@ SELECT l.id AS lease_id, slipway_clock() AS now, (SELECT id FROM incarnation) AS
         FROM account WHERE id = c.account_id) AS a) AS account,
     (SELECT CASE count(*) WHEN 1 THEN min(d.source) ELSE '' END FROM demand d
         WHERE d.pool_id = c.pool_id AND d.ended_at IS NULL) AS source
-FROM lease l JOIN launch_config c ON c.id = l.launch_config_id JOIN launch_config_name n ON n.name = c.name
-JOIN worker_pool p ON p.id = c.pool_id WHERE l.id = ANY($1) AND {configs.MAY_START}"""
+FROM lease l CROSS JOIN LATERAL (SELECT * FROM launch_config WHERE id = l.launch_config_id LIMIT 1) AS c
+JOIN launch_config_name n ON n.name = c.name JOIN worker_pool p ON p.id = c.pool_id
+WHERE l.id = ANY($1) AND {configs.MAY_START}"""
 CALLING: Final = ("id", "state", "batch_id", "reason")
+# By their ids as well: a kept plan of the join alone could read all workers.
 WRITE: Final = f"""
 WITH called AS (
     INSERT INTO launch_batch ({names(CALL)}, state, started_at, call_deadline, called_at, called_seconds, charged)
@@ -44,7 +47,8 @@ WITH called AS (
     FROM unnest({arrays(CALL)}) AS b ({names(CALL)})),
 calling AS (
     UPDATE worker w SET state = s.state, batch_id = s.batch_id, reason = s.reason
-    FROM unnest({arrays(worker.c[CALLING], len(CALL) + 1)}) AS s ({", ".join(CALLING)}) WHERE w.id = s.id),
+    FROM unnest({arrays(worker.c[CALLING], len(CALL) + 1)}) AS s ({", ".join(CALLING)})
+    WHERE w.id = ANY(${len(CALL) + 1}) AND w.id = s.id),
 {outbox.insertion(len(CALL) + len(CALLING) + 1)}"""
 
 

@@ -50,9 +50,10 @@ INSERT: Final = Statement(
         ),
     )
 )
+# By their ids as well: a kept plan of the join alone could read all workers.
 UPDATE: Final = Statement(
     sa.update(WORKER)
-    .where(WORKER.c.id == ROWS.c.id)
+    .where(WORKER.c.id == sa.any_(array("id", WORKER.c.id)), WORKER.c.id == ROWS.c.id)
     .values({field.name: ROWS.c[field.name] for field in FIELDS if field.name not in FIXED})
 )
 # Of one worker, as most are: the server keeps its plan, while it plans that of an unknown number of rows each time.
@@ -118,7 +119,7 @@ INSERT INTO launch_config_outcomes AS o (launch_config_id, stage, failures, succ
 SELECT c.id, u.stage, u.failures, u.successes, window_keys(c, u.stage) FROM (
     SELECT config, stage, count(*) FILTER (WHERE failed) AS failures, count(*) FILTER (WHERE NOT failed) AS successes
     FROM unnest($1::text[], $2::text[], $3::boolean[]) AS g (config, stage, failed) GROUP BY config, stage) AS u
-JOIN launch_config c ON c.id = u.config ORDER BY c.id, u.stage
+JOIN launch_config c ON c.id = u.config WHERE c.id = ANY($1) ORDER BY c.id, u.stage
 ON CONFLICT (launch_config_id, stage) DO UPDATE SET failures = o.failures + excluded.failures,
     successes = o.successes + excluded.successes,
     unfolded_since = CASE excluded.failures WHEN 0 THEN o.unfolded_since END"""
