@@ -296,6 +296,30 @@ async def test_commits_are_notified_together(place: Place) -> None:
     assert len(received) == 2
 
 
+async def test_a_commit_during_a_notification_is_notified_of(place: Place) -> None:
+    """The leader may have looked at the outbox before it."""
+    relay, received = place.relay(WORKER_LIFECYCLE), []
+
+    class Committing:
+        """Database in which another transaction commits while the first notification is sent."""
+
+        notified = 0
+
+        async def execute(self, *arguments: Any) -> None:
+            await place.database.execute(*arguments)
+            self.notified += 1
+            if self.notified == 1:
+                relay.wake(self)
+
+    listening = await session(place.url, SERVICE)
+    try:
+        await listening.add_listener(relay._channel, lambda *_: received.append(1))
+        relay.wake(Committing())
+        await until(lambda: len(received) == 2, "both commits are notified of")
+    finally:
+        await listening.close()
+
+
 async def test_wrong_partition_count(place: Place) -> None:
     """The relay publishes nothing if the partition count differs, since keys would move."""
     await place.create(WORKER_LIFECYCLE)

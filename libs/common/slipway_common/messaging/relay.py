@@ -131,6 +131,7 @@ class Relay:
         self.publication: Publication | None = None  # while this relay leads
         self._denied_at: float | None = None  # since when the broker does not allow it to begin
         self._wake = asyncio.Event()
+        self._committed = False  # since the leader was notified last
         self._notify: asyncio.Task[None] | None = None
         self._channel = f"slipway_relay_{schema_of(service)}"
 
@@ -141,14 +142,17 @@ class Relay:
     def wake(self, database: Database) -> None:
         """Publish now, in this process or in the one that leads; call after a commit."""
         self._wake.set()
+        self._committed = True
         if not self.leading and (self._notify is None or self._notify.done()):
             self._notify = asyncio.create_task(self._notify_leader(database))
 
     async def _notify_leader(self, database: Database) -> None:
-        # One NOTIFY per 20 ms, and outside business transactions: inside them it halves commits.
-        await asyncio.sleep(0.02)
-        with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            await database.execute("SELECT pg_notify($1, '')", self._channel)
+        while self._committed:  # others may have committed during the last NOTIFY
+            # One NOTIFY per 20 ms, and outside business transactions: inside them it halves commits.
+            await asyncio.sleep(0.02)
+            self._committed = False
+            with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await database.execute("SELECT pg_notify($1, '')", self._channel)
 
     async def run(self) -> None:
         """Lead whenever the lock is free; restart with a new session and producer after any infrastructure error."""
