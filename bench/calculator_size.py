@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from bench import worker_events
-from bench.loops.cost import cpu_seconds
+from bench.loops.cost import cpu_seconds, one_processor
 from slipway_api.events.launch_config import LaunchConfigCreated
 from slipway_api.events.topics import TOPIC_OF
 from slipway_common.database import migrate, postgres
@@ -132,11 +132,13 @@ async def measure(server: EmbeddedPostgres) -> CalculatorSize:
             stack.push_async_callback(database.close)
             cells.append(Cell(database, number))
             await cells[-1].declare()
+        sessions = [await cell.database.fetchval("SELECT pg_backend_pid()") for cell in cells]
         gc.collect()
         gc.freeze()
-        for _ in range(ROUNDS + 1):
-            for cell in cells:
-                await cell.measure()
+        with one_processor(0, *sessions):
+            for _ in range(ROUNDS + 1):
+                for cell in cells:
+                    await cell.measure()
         gc.unfreeze()
     few, many = cells
     idle, busy = (few.idle[1:], many.idle[1:]), (few.busy[1:], many.busy[1:])

@@ -33,7 +33,7 @@ SECONDS: Final = 20.0
 FEW, MANY = 200, 10_000
 FOLD_CLAIM: Final = 0.05
 """Least share of the rate at which one value a configuration is replaced, and nothing else is done."""
-REPLAY_CLAIM: Final = {FEW: 0.7, MANY: 0.3}
+REPLAY_CLAIM: Final = {FEW: 0.7, MANY: 0.5}
 """Least share of the rate at which the same records are consumed and decoded only. Of many configs a turn changes each
 one a few times, and computes its trips, alerts and record anew."""
 IDLE_CLAIM, EVENT_CLAIM = 1.5, 1.3

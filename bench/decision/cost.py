@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from bench.decision.cell import SOURCE
-from bench.loops.cost import share_processor
+from bench.loops.cost import one_processor
 from bench.spread import Spread, spread
 from slipway_api.events.pool import DemandReported
 from slipway_common.base.clock import utc_now
@@ -128,27 +128,27 @@ async def planner(url: str, claimed: Mapping[str, int], pending: Mapping[str, in
 
 async def measure(largest: Planner, smallest: Planner, rng: Random) -> Cost:
     """Rounds of decisions of both cells and of plain commits, in an order of chance. Each decision launches a unit."""
-    share_processor(*largest.clock.pids, *smallest.clock.pids)
     await largest.provisioner.database.execute(PLAIN)
 
     async def decide(planner: Planner) -> float:
         await planner.change(rng.choice(list(planner.claimed)))
         return await planner.decide()
 
-    for each in (largest, smallest):
-        for _ in range(WARM_UP):
-            await decide(each)
-    sides: dict[str, Callable[[], Any]] = {
-        "largest": lambda: _round(lambda: decide(largest), DECISIONS),
-        "smallest": lambda: _round(lambda: decide(smallest), DECISIONS),
-        "commit": lambda: _round(largest.commit, COMMITS),
-    }
-    medians: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(ROUNDS):
-        for name in rng.sample(list(sides), len(sides)):
-            medians[name].append(await sides[name]())
+    with one_processor(*largest.clock.pids, *smallest.clock.pids):
         for each in (largest, smallest):
-            await each.launch()
+            for _ in range(WARM_UP):
+                await decide(each)
+        sides: dict[str, Callable[[], Any]] = {
+            "largest": lambda: _round(lambda: decide(largest), DECISIONS),
+            "smallest": lambda: _round(lambda: decide(smallest), DECISIONS),
+            "commit": lambda: _round(largest.commit, COMMITS),
+        }
+        medians: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(ROUNDS):
+            for name in rng.sample(list(sides), len(sides)):
+                medians[name].append(await sides[name]())
+            for each in (largest, smallest):
+                await each.launch()
     return Cost(
         decision=spread(medians["largest"]),
         smallest=spread(medians["smallest"]),

@@ -20,7 +20,7 @@ import structlog
 
 from bench.claims import report
 from bench.events import surroundings
-from bench.loops.cost import commit_seconds, cpu_seconds, share_processor
+from bench.loops.cost import commit_seconds, cpu_seconds, one_processor
 from bench.loops.fleet import Size, fill
 from bench.loops.work import WORK, Work, clean, make_due
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -85,8 +85,7 @@ async def measure(supervisor: Supervisor, options: Options) -> int:
     """Fill both fleets, then measure all rounds."""
     works = [work for work in WORK if not options.only or work.loop in options.only]
     before = os.getloadavg()[0]
-    share_processor(0)  # and the server, which inherits it
-    with disk_folder("slipway-bench-") as folder:
+    with one_processor(0), disk_folder("slipway-bench-") as folder:
         server = EmbeddedPostgres(folder / "postgres", {"autovacuum": "off", "synchronous_commit": "off"})
         await supervisor.start(server)
         cells = []

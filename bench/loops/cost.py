@@ -1,9 +1,10 @@
 """Cost of a piece of work on a database: CPU time of this process and of its sessions, which waits on a busy machine do
 not change."""
 
+import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,12 +19,23 @@ COMMIT: Final = "INSERT INTO plain (body) VALUES ('a row as short as an event')"
 COMMITS: Final = 100
 
 
-def share_processor(*pids: int) -> None:
-    """Have this process (0), or others, run on one processor, the same for all: where two that take turns are on two,
-    each round trip wakes an idle one, which on a virtual machine may cost more than the work. Only Linux can."""
-    if hasattr(os, "sched_setaffinity"):
+@contextlib.contextmanager
+def one_processor(*pids: int) -> Iterator[None]:
+    """Have this process, 0, and others run on the same processor: where two that take turns are on two, each round trip
+    wakes an idle one, which on a virtual machine may cost more than the work. What they start stays there. Needs
+    Linux."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    for pid in pids:
+        os.sched_setaffinity(pid, {max(allowed)})
+    try:
+        yield
+    finally:
         for pid in pids:
-            os.sched_setaffinity(pid, {max(os.sched_getaffinity(0))})
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(pid, allowed)
 
 
 async def cpu_seconds(database: Database, work: Callable[[], Awaitable[Any]]) -> float:
