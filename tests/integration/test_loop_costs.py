@@ -54,6 +54,11 @@ SELECT name || '@' || n, name, n, pool_id, account_id, region, zone, instance_ty
     boot_evidence, claim_evidence, on_bad_image, freeze_after, 'active', declared_at - interval '1 min'
 FROM launch_config, generate_series(1, {LIVE}) AS n""",
     "INSERT INTO launch_config_outcomes SELECT id, 'launch' FROM launch_config ON CONFLICT DO NOTHING",
+    f"""
+INSERT INTO lease (id, request_id, lease_pool_id, launch_config_id, fencing_token, units, state, expires_at, hold_until,
+    ttl_seconds, traceparent, renewed_at)
+SELECT 'held-' || n, '', 'sim-a', '{revision_id()}', n, 1, 'confirmed', slipway_clock(), slipway_clock(), 300, '',
+    slipway_clock() - CASE WHEN n = 1 THEN 101 ELSE 99 END * interval '1 s' FROM generate_series(1, {LIVE}) AS n""",
     "UPDATE account SET check_began_at = slipway_clock()",
     "UPDATE worker SET last_seen_at = slipway_clock() - interval '1 day' WHERE state = 'running' AND id = ("
     "SELECT id FROM worker WHERE state = 'running' LIMIT 1)",
@@ -163,12 +168,13 @@ async def test_candidates_for_a_start_are_read_once(provisioner: Provisioner) ->
         (usage.SHARED_DRIFT, (None,), "launch_config_outcomes", 0),
         (spending.REPAIR_POOL, ("linux",), "launch_batch", 1),
         (DELETE_SHARES.text, (), "launch_config", 60),
+        (leases.RENEWABLE, (), "lease", 5),
     ],
 )
 async def test_what_is_due_is_read(
     provisioner: Provisioner, statement: str, given: tuple[Any, ...], table: str, most: int
 ) -> None:
-    """One worker boots, and one is without contact."""
+    """One worker boots, one is without contact, and one lease is to be renewed."""
     await provisioner.starting()
     async with provisioner.database.acquire() as db:
         for part in FLEET:

@@ -392,6 +392,22 @@ async def test_a_provisioner_that_may_not_launch(postgres: EmbeddedPostgres) -> 
         assert (await provisioner.states(), provisioner.cloud.calls) == ({"requested": 1}, [])
 
 
+async def test_each_lease_is_renewed_in_a_third_of_its_ttl(provisioner: Provisioner) -> None:
+    """Or when the clock was set back since."""
+    short, long = await provisioner.admitted(2, "zone-a", "zone-b")
+    for grant, ttl_seconds in ((short, 30), (long, 300)):
+        await provisioner.leases(
+            LeaseConfirmed(
+                lease_pool_id="sim-a", lease_id=grant.lease_id, fencing_token=1, expires_at=after(ttl_seconds)
+            )
+        )
+    for at, renewed in ((9, []), (11, [short]), (101, [long, short]), (50, [long, short])):
+        await provisioner.set_clock(at)
+        await provisioner.expire()
+        events = await provisioner.published(LeaseRenewRequested)
+        assert sorted(event.lease_id for event in events) == sorted(grant.lease_id for grant in renewed), at
+
+
 async def test_little_left_of_a_lease(provisioner: Provisioner) -> None:
     """A lease with less time left than call timeout and clock skew is renewed first, with one request, and then
     used."""

@@ -54,6 +54,7 @@ def admission_tables(metadata: MetaData) -> tuple[Table, Table, Table, Table, Ta
         now("granted_at"),
     )
     Index("lease_live", lease.c.renewed_at, postgresql_where=lease.c.state != LeaseState.ENDED)
+    Index("lease_ttl", lease.c.ttl_seconds, postgresql_where=lease.c.state != LeaseState.ENDED)
     Index("lease_ended", lease.c.renewed_at, postgresql_where=lease.c.state == LeaseState.ENDED)
     Index("lease_granted", lease.c.lease_pool_id, lease.c.granted_at, postgresql_where=text("granted_units > 0"))
     unleased_pace = Table(

@@ -112,10 +112,12 @@ RELEASE: Final = Statement(
     .returning(C.lease_pool_id, C.fencing_token, C.traceparent)
 )
 _RENEWED: Final = C["id", "lease_pool_id", "fencing_token", "traceparent"]
+# An index finds those that are due by the shortest TTL; each is compared with its own.
 RENEWABLE: Final = f"""
 UPDATE lease SET renewed_at = slipway_clock() WHERE id = ANY(ARRAY(
     SELECT id FROM lease
     WHERE state = '{LeaseState.CONFIRMED}'
+        AND {overdue("renewed_at", f"(SELECT min(ttl_seconds) FROM lease WHERE state <> '{LeaseState.ENDED}') / 3")}
         AND renewed_at NOT BETWEEN {NOW} - ttl_seconds / 3 * interval '1 s' AND {NOW}
     ORDER BY id FOR UPDATE SKIP LOCKED))
 RETURNING {names(_RENEWED)}"""

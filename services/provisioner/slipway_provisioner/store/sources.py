@@ -31,8 +31,8 @@ SELECT {COUNTS}, d.observed_at, d.valid_for_seconds FROM demand d
 WHERE d.pool_id = $1 AND d.source = $2 AND d.ended_at IS NULL FOR UPDATE"""
 # Sources that became stale or expired, report again, or have ended, and alerts on them do not say so yet. The alert on
 # one whose reports had expired when they were received lasts for the validity of the last of them. Those that another
-# session has locked are settled by it, or in the next pass. The table is read each second: the first condition, which
-# costs little, passes over most rows, and uptime is computed for stale ones only.
+# session has locked are settled by it, or in the next pass. The table is read each second: alone and by a condition that
+# costs little, which leaves few rows to join and to compute uptime for.
 LOCK_UNSETTLED: Final = f"""
 SELECT {names(OF_SOURCE, "d.")}, {COUNTS}, p.deleted AS pool_deleted, s.overdue_seconds,
     extract(epoch FROM d.received_at - d.observed_at)::float8 AS late_seconds,
@@ -42,8 +42,9 @@ FROM demand d JOIN worker_pool p ON p.id = d.pool_id
 CROSS JOIN LATERAL (SELECT CASE
     WHEN d.observed_at + d.valid_for_seconds * interval '1 s' > slipway_clock() THEN -1
     ELSE uptime_since(d.observed_at) - d.valid_for_seconds END AS overdue_seconds) AS s
-WHERE (d.alerted OR (d.ended_at IS NULL AND (d.pool_id = ANY (ARRAY(SELECT id FROM worker_pool WHERE deleted))
-        OR d.observed_at + d.valid_for_seconds * interval '1 s' <= (SELECT slipway_clock()))))
+WHERE d.ctid = ANY (ARRAY(SELECT ctid FROM demand WHERE alerted OR (ended_at IS NULL AND (
+        observed_at + valid_for_seconds * interval '1 s' <= (SELECT slipway_clock())
+        OR pool_id = ANY (ARRAY(SELECT id FROM worker_pool WHERE deleted))))))
     AND CASE WHEN d.ended_at IS NOT NULL
         THEN d.alerted AND d.received_at + d.valid_for_seconds * interval '1 s' <= slipway_clock()
     WHEN p.deleted THEN true

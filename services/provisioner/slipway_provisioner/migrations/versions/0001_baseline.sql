@@ -494,6 +494,7 @@ CREATE TABLE lease (
 CREATE INDEX lease_ended ON lease (renewed_at) WHERE state = 'ended';
 CREATE INDEX lease_granted ON lease (lease_pool_id, granted_at) WHERE granted_units > 0;
 CREATE INDEX lease_live ON lease (renewed_at) WHERE state != 'ended';
+CREATE INDEX lease_ttl ON lease (ttl_seconds) WHERE state != 'ended';
 CREATE TABLE unleased_pace (
     lease_pool_id TEXT NOT NULL,
     next_at TIMESTAMP WITH TIME ZONE,
