@@ -1,16 +1,17 @@
 """Lease pools with policies: pacing, operations, groups, gangs, tenants, backoff, adaptive limits, history."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
 
 from slipway_api.events.alert import AlertRaised, AlertResolved
 from slipway_api.events.lease import LeaseGroup, LeaseLimitChanged, LeaseLost, ReplacedLease
+from slipway_common.database.tables import PLANS_KEPT
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.report import PastLease
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
-from slipway_lease_broker.store import gangs, history, past_leases, pools
+from slipway_lease_broker.store import gangs, history, past_leases, pools, requests
 from tests.support.lease_broker import (
     START,
     Broker,
@@ -24,6 +25,9 @@ from tests.support.lease_broker import (
     renew,
     terms,
 )
+
+QUEUES: Final = 200
+READ: Final = "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'requests'"
 
 
 async def declared(broker: Broker, policy: Policy, **changes: Any) -> None:
@@ -225,6 +229,27 @@ async def test_no_request_stays_hidden_with_many_queues(broker: Broker) -> None:
     )
     assert names(await broker.grants()) == ["own", "next"]
     assert await broker.decide() == 0
+
+
+async def test_the_first_of_each_queue_are_read_alone(broker: Broker) -> None:
+    """By a plan that was kept since none waited."""
+
+    async def ask(pool: str) -> None:
+        await broker.send(*(acquire_request(f"{pool}-{n}", pool=pool, tenant=f"t{n}") for n in range(QUEUES)))
+
+    await broker.declare(terms("other", QUEUES), terms("sim-a"))
+    await ask("other")
+    assert len(await broker.grants()) == QUEUES
+    async with broker.pool.acquire() as db, db.transaction():
+        await db.execute("ANALYZE requests")
+        await db.execute(f"SELECT {PLANS_KEPT}")
+        assert await requests.heads(db, "sim-a", enough=16) == ([], 16)
+        await ask("sim-a")
+        before = await db.fetchval(READ)
+        found, _ = await requests.heads(db, "sim-a", enough=16)
+        assert len(found) == QUEUES
+        read = await db.fetchval(READ) - before
+        assert read <= 3 * QUEUES, read
 
 
 async def test_tenants_and_groups_are_pruned(broker: Broker) -> None:

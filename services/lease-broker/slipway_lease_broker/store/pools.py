@@ -22,7 +22,7 @@ from slipway_lease_broker.domain.ledger import LeasePool
 from slipway_lease_broker.domain.paces import expected_wait
 from slipway_lease_broker.domain.pacing import Pace
 from slipway_lease_broker.store.rows import structs
-from slipway_lease_broker.store.tables import COUNTED, WAITING, condition, lease_pool
+from slipway_lease_broker.store.tables import COUNTED, WAITING, WAITING_BY_ARRIVAL, condition, lease_pool
 
 TERMS: Final = lease_pool.c[LeasePool.__struct_fields__]
 DECLARED: Final = lease_pool.c[Declared.__struct_fields__]
@@ -100,7 +100,7 @@ SETTLE: Final = Statement(
 COMING: Final = f"""
 SELECT pool, (SELECT min(deadline) FROM leases
         WHERE lease_pool_id = pool AND {condition(COUNTED)} AND deadline > coalesce($2, '-infinity'::timestamptz)),
-    (SELECT min(last_requested_at) FROM requests WHERE lease_pool_id = pool AND {condition(WAITING)})
+    (SELECT min(last_requested_at) FROM requests WHERE lease_pool_id = pool AND {condition(WAITING_BY_ARRIVAL)})
 FROM unnest($1::text[]) AS pool"""
 
 PUT_OFF: Final = Statement(

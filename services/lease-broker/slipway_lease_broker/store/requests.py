@@ -10,7 +10,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Append, Statement, array, arrays, given, names
 from slipway_lease_broker.domain.ledger import Request
 from slipway_lease_broker.store.rows import structs
-from slipway_lease_broker.store.tables import WAITING, condition, request
+from slipway_lease_broker.store.tables import WAITING, WAITING_BY_ARRIVAL, condition, request
 
 FIELDS: Final = request.c[Request.__struct_fields__]
 NEW: Final = [field for field in FIELDS if field.name != "place"]
@@ -48,7 +48,7 @@ SELECT heads.* FROM unnest({arrays(QUEUE, first=2)}) AS q ({names(QUEUE)}), LATE
     ORDER BY since, place LIMIT $6) AS heads"""
 LAPSE: Final = f"""
 UPDATE requests SET lapsed = true WHERE (lease_pool_id, id) IN (
-    SELECT lease_pool_id, id FROM requests WHERE lease_pool_id = $1 AND {condition(WAITING)}
+    SELECT lease_pool_id, id FROM requests WHERE lease_pool_id = $1 AND {condition(WAITING_BY_ARRIVAL)}
         AND last_requested_at < $2 ORDER BY last_requested_at LIMIT $3)
 RETURNING {names(FIELDS)}"""
 UNANNOUNCED: Final = Statement(

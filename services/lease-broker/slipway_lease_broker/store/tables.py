@@ -147,7 +147,10 @@ Index(
     request.c.place,
     postgresql_where=and_(WAITING, request.c.queued_at.is_(None)),
 )
-Index("requests_stale", request.c.lease_pool_id, request.c.last_requested_at, postgresql_where=WAITING)
+# The condition is true of all, and only those that read by this order name it: a plan that was kept while none waited
+# would read a queue by this index, and all other queues with it.
+WAITING_BY_ARRIVAL: Final = and_(WAITING, request.c.last_requested_at > literal_column("'-infinity'"))
+Index("requests_stale", request.c.lease_pool_id, request.c.last_requested_at, postgresql_where=WAITING_BY_ARRIVAL)
 Index("requests_of_gang", request.c.gang_id, request.c.lease_pool_id, postgresql_where=request.c.gang_id.is_not(None))
 
 lease = Table(

@@ -31,8 +31,8 @@ SELECT {COUNTS}, d.observed_at, d.valid_for_seconds FROM demand d
 WHERE d.pool_id = $1 AND d.source = $2 AND d.ended_at IS NULL FOR UPDATE"""
 # Sources that became stale or expired, report again, or have ended, and alerts on them do not say so yet. The alert on
 # one whose reports had expired when they were received lasts for the validity of the last of them. Those that another
-# session has locked are settled by it, or in the next pass. The table is read each second: alone and by a condition that
-# costs little, which leaves few rows to join and to compute uptime for.
+# session has locked are settled by it, or in the next pass. The table is read each second: alone, and by a condition
+# that costs little, which leaves few rows to join and to compute uptime for.
 LOCK_UNSETTLED: Final = f"""
 SELECT {names(OF_SOURCE, "d.")}, {COUNTS}, p.deleted AS pool_deleted, s.overdue_seconds,
     extract(epoch FROM d.received_at - d.observed_at)::float8 AS late_seconds,

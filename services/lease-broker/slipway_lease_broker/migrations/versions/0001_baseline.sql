@@ -220,7 +220,7 @@ CREATE TABLE requests (
 CREATE INDEX requests_ended ON requests (last_requested_at) WHERE waiting_units = 0 OR lapsed;
 CREATE INDEX requests_of_gang ON requests (gang_id, lease_pool_id) WHERE gang_id IS NOT NULL;
 CREATE INDEX requests_queue ON requests (lease_pool_id, operation, tenant, priority, group_name, since, place) WHERE waiting_units > 0 AND NOT lapsed;
-CREATE INDEX requests_stale ON requests (lease_pool_id, last_requested_at) WHERE waiting_units > 0 AND NOT lapsed;
+CREATE INDEX requests_stale ON requests (lease_pool_id, last_requested_at) WHERE waiting_units > 0 AND NOT lapsed AND last_requested_at > '-infinity';
 CREATE INDEX requests_unannounced ON requests (lease_pool_id, place) WHERE waiting_units > 0 AND NOT lapsed AND queued_at IS NULL;
 CREATE TABLE leases (
     id TEXT NOT NULL,
