@@ -32,7 +32,6 @@ BATCH: Final = (
     "store.workers.BY_INSTANCE",
     "store.workers.UPDATE",
     "store.workers.UPDATE_ONE",
-    "store.workers.SAVE",
 )
 
 

@@ -21,6 +21,7 @@ from sqlalchemy import (
     ColumnElement,
     FromClause,
     TextClause,
+    any_,
     bindparam,
     func,
     or_,
@@ -149,6 +150,12 @@ def given(*fields: Column[Any], name: str = "given") -> FromClause:
     """Rows passed as one array per column, each bound under the name of its column."""
     arrays_ = [array(field.name, field) for field in fields]
     return func.unnest(*arrays_).table_valued(*(field.name for field in fields)).render_derived(name=name)
+
+
+def one_of(rows: FromClause, *keys: Column[Any]) -> list[ColumnElement[bool]]:
+    """Conditions that a row is one of the `given` rows, by its keys. By the array of each key as well: a kept plan of
+    the join alone could read the whole table."""
+    return [*(key == any_(array(key.name, key)) for key in keys), *(key == rows.c[key.name] for key in keys)]
 
 
 def array(name: str, field: Column[Any]) -> BindParameter[Any]:

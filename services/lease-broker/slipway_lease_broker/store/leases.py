@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Append, Statement, array, given
+from slipway_common.database.sql import Append, Statement, array, given, one_of
 from slipway_lease_broker.domain.ledger import Lease, UnleasedBy
 from slipway_lease_broker.domain.reception import Receiving
 from slipway_lease_broker.store.rows import structs
@@ -69,10 +69,9 @@ DUE: Final = Statement(
     .limit(LIMIT)
 )
 NAMED: Final = Statement(select(*FIELDS).where(lease.c.id == any_(array("ids", lease.c.id))))
-# By their ids as well: a kept plan of the join alone could read all leases.
 SAVE: Final = Statement(
     update(lease)
-    .where(lease.c.id == any_(array("id", lease.c.id)), lease.c.id == CHANGED.c.id)
+    .where(*one_of(CHANGED, lease.c.id))
     .values({field.name: field for field in CHANGED.c if field.name not in FIXED})
 )
 

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from slipway_common.base.errors import Transient
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.database.sql import Statement, array, given, names, seconds
+from slipway_common.database.sql import Statement, array, given, names, one_of, seconds
 from slipway_common.database.tables import PLANS_KEPT, TIME
 from slipway_common.messaging.incarnation import TRUSTED
 from slipway_lease_broker.domain.adaptive import Adaptive
@@ -65,12 +65,11 @@ CLAIM: Final = Statement(
     .limit(1)
     .with_for_update(skip_locked=True)
 )
-# By their ids as well: a kept plan of the join alone could read all pools.
-GIVEN: Final = lease_pool.c.id == any_(array("id", lease_pool.c.id))
-CHANGED: Final = given(lease_pool.c.id, *STATE, Column("due", Boolean), Column("deadline", TIME))
+MARKED: Final = (lease_pool.c.id, *STATE, Column("due", Boolean), Column("deadline", TIME))
+CHANGED: Final = given(*MARKED)
 MARK: Final = Statement(
     update(lease_pool)
-    .where(GIVEN, lease_pool.c.id == CHANGED.c.id)
+    .where(*one_of(CHANGED, lease_pool.c.id))
     .values(
         {
             **{field.name: CHANGED.c[field.name] for field in STATE},
@@ -79,12 +78,10 @@ MARK: Final = Statement(
         }
     )
 )
-DECIDED: Final = given(
-    lease_pool.c.id, *STATE, Column("due", Boolean), Column("deadline", TIME), Column("summary", Text)
-)
+DECIDED: Final = given(*MARKED, Column("summary", Text))
 SETTLE: Final = Statement(
     update(lease_pool)
-    .where(GIVEN, lease_pool.c.id == DECIDED.c.id)
+    .where(*one_of(DECIDED, lease_pool.c.id))
     .values(
         {
             **{field.name: DECIDED.c[field.name] for field in STATE},

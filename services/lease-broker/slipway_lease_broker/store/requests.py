@@ -4,10 +4,10 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Integer, Select, any_, bindparam, literal_column, select, true, update
+from sqlalchemy import Integer, Select, bindparam, literal_column, select, true, update
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Append, Statement, array, arrays, given, names
+from slipway_common.database.sql import Append, Statement, arrays, given, names, one_of
 from slipway_lease_broker.domain.ledger import Request
 from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import WAITING, WAITING_BY_ARRIVAL, condition, request
@@ -94,13 +94,9 @@ FIXED: Final = request.c[
     "place",
 ]
 CHANGED: Final = given(*KEYS, *(field for field in FIELDS if field.name not in FIXED))
-# By their keys as well: a kept plan of the join alone could read all requests.
 SAVE: Final = Statement(
     update(request)
-    .where(
-        *(field == any_(array(field.name, field)) for field in KEYS),
-        *(field == CHANGED.c[field.name] for field in KEYS),
-    )
+    .where(*one_of(CHANGED, *KEYS))
     .values({field.name: field for field in CHANGED.c if field.name not in FIXED})
 )
 

@@ -201,6 +201,9 @@ def shared_of_pool(since: str) -> str:
     return _SHARED.format(since=since, rivals="0", dirty="")
 
 
+# Rivals are the pools that have been dirty longest: more than a few would only make the part of each smaller than one.
+# They are read only if a window, of at most $4, is so full that the part of as many might be less than the $3 units
+# planned.
 RIVALS_MAX: Final = 100
 _DIRTY: Final = f""", dirty AS MATERIALIZED (
     SELECT DISTINCT d.pool_id, k.key FROM (
@@ -213,10 +216,7 @@ _RIVALS: Final = f"""CASE
             <= $3::bigint * (o.others + {RIVALS_MAX})
         THEN (SELECT count(*)::int FROM dirty d WHERE d.key = m.key AND NOT EXISTS (
             SELECT FROM waiting_pool o WHERE (o.pool_id, o.key, o.stage) = (d.pool_id, m.key, m.stage))) ELSE 0 END"""
-# Lock the shared windows of some keys, then read those of a pool, whose plan has so many units: the snapshot of a
-# statement is older than its locks. Rivals are the pools that have been dirty longest: more than a few would only make
-# the part of each smaller than one. They are read only if a window, of at most `window_max`, is so full that the part
-# of as many might be less than the units planned.
+# Lock the shared windows of some keys, then read those of a pool by a statement that begins after the locks.
 LOCK_SHARED: Final = f"""
 CREATE FUNCTION lock_shared(pool_id text, dirty_since timestamptz, units bigint, window_max bigint, keys text[])
 RETURNS TABLE (

@@ -1,24 +1,13 @@
 """Dirty marks, which trigger the planning of a pool. Append-only: a writer never waits for a planner's pool lock."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-import sqlalchemy as sa
-
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array
 from slipway_provisioner.store.clock import NOW
-from slipway_provisioner.store.tables import dirty_pool
 
-DIRTY: Final = Statement(
-    sa.insert(dirty_pool).from_select(
-        ["pool_id", "reason"],
-        sa.select(sa.func.unnest(array("pool_ids", dirty_pool.c.pool_id)), sa.bindparam("reason", type_=sa.Text)),
-    )
-)
-# Each for a reason of its own.
-DIRTY_EACH: Final = "INSERT INTO dirty_pool (pool_id, reason) SELECT * FROM unnest($1::text[], $2::text[])"
+DIRTY: Final = "INSERT INTO dirty_pool (pool_id, reason) SELECT * FROM unnest($1::text[], $2::text[])"
 # By the first of its index: of marks for later there is one for each pool.
 ARE_DUE: Final = f"SELECT coalesce((SELECT min(due_at) FROM dirty_pool) <= {NOW}, false)"
 SHORT: Final = "SELECT mark_short($1, $2)"
@@ -49,9 +38,13 @@ async def are_due(db: Connection) -> bool:
 
 async def dirty(tx: Connection, pool_ids: Iterable[str], *, reason: str) -> None:
     """Mark pools dirty, so that each is planned now."""
-    ids = sorted(set(pool_ids))
-    if ids:
-        await tx.execute(DIRTY.text, *DIRTY.arguments(pool_ids=ids, reason=reason))
+    await dirty_each(tx, dict.fromkeys(sorted(pool_ids), reason))
+
+
+async def dirty_each(tx: Connection, reasons: Mapping[str, str]) -> None:
+    """Mark pools dirty, each for a reason of its own, so that they are planned in this order."""
+    if reasons:
+        await tx.execute(DIRTY, list(reasons), list(reasons.values()))
 
 
 async def dirty_if_short(tx: Connection, pool_ids: Iterable[str], *, reason: str) -> None:

@@ -6,12 +6,11 @@ from fractions import Fraction
 from typing import Any, Final
 
 import msgspec
-import sqlalchemy as sa
 
 from slipway_api.events.lifecycle import REGISTERED, WAITING
 from slipway_api.events.scopes import NEW_SHARED_WINDOWS, NEW_WINDOWS, Key
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array, names
+from slipway_common.database.sql import names
 from slipway_provisioner.domain import accounting, roll_out
 from slipway_provisioner.domain.ageing import Life
 from slipway_provisioner.domain.deadlines import DEFAULT_PROFILE, DefaultDeadlines
@@ -74,7 +73,7 @@ LEFT JOIN LATERAL (
     SELECT jsonb_object_agg(stage, unfolded) AS unfolded FROM launch_config_outcomes
     WHERE launch_config_id = c.id) AS o ON true
 WHERE c.pool_id = $1 AND c.state <> 'archived' ORDER BY c.id"""
-SHARED: Final = shared_of_pool("$2")
+SHARED: Final = shared_of_pool("NULL")
 # A call may start at any moment for workers with a lease, unless their revision drains or nobody calls their account.
 WAITING_WORKERS: Final = f"""
 SELECT w.id::text AS worker_id, w.launch_config_id AS config_id, w.probe_permit AS permit
@@ -130,16 +129,8 @@ SELECT slipway_clock() AS now, {_row(POOL)} AS pool, {_row(LAUNCH_STOPS)} AS lau
     EXISTS ({limits.OF_POOL}) AS is_limited"""
 OBSERVE: Final = f"""{_OBSERVE.replace("$1", "claimed.pool_id").replace("$5", "claimed.since")}
 FROM unnest($1::text[], $5::timestamptz[]) WITH ORDINALITY AS claimed (pool_id, since, place) ORDER BY claimed.place"""
-KNOWN: Final = Statement(
-    sa.select(
-        sa.func.slipway_clock().label("now"),
-        sa.func.array(
-            sa.select(worker_pool.c.id)
-            .where(worker_pool.c.id == sa.any_(array("ids", worker_pool.c.id)), ~worker_pool.c.deleted)
-            .scalar_subquery()
-        ).label("ids"),
-    )
-)
+KNOWN: Final = """
+SELECT slipway_clock() AS now, ARRAY(SELECT id FROM worker_pool WHERE id = ANY($1) AND NOT deleted) AS ids"""
 COPIED: Final = (
     "id",
     "name",
@@ -251,7 +242,7 @@ async def _observed(
 
 async def shared(tx: Connection, pool_id: str) -> list[Shared]:
     """Shares of a pool's revisions."""
-    return [_shared(row) for row in await tx.fetch(SHARED, pool_id, None)]
+    return [_shared(row) for row in await tx.fetch(SHARED, pool_id)]
 
 
 async def lock_shared(
@@ -358,7 +349,7 @@ def stages(row: Any) -> dict[str, Stage]:
 
 async def known(db: Connection, pool_ids: Sequence[str]) -> tuple[set[str], datetime]:
     """Ids of the given pools that exist, and the time by the database's clock."""
-    row = await db.fetchrow(KNOWN.text, *KNOWN.arguments(ids=pool_ids))
+    row = await db.fetchrow(KNOWN, pool_ids)
     return set(row["ids"]), row["now"]
 
 

@@ -13,7 +13,7 @@ from slipway_api.events.worker import WorkerLaunched, WorkerRegistered
 from slipway_api.http.provisioner import workers as wire
 from slipway_common.database.places import LAST_ID
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array, beyond, combine, given, matches, names
+from slipway_common.database.sql import Statement, array, beyond, given, matches, names, one_of, together
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.workers import Change, Notice, Worker, ended_stage
 from slipway_provisioner.store import marks, tables
@@ -50,10 +50,9 @@ INSERT: Final = Statement(
         ),
     )
 )
-# By their ids as well: a kept plan of the join alone could read all workers.
 UPDATE: Final = Statement(
     sa.update(WORKER)
-    .where(WORKER.c.id == sa.any_(array("id", WORKER.c.id)), WORKER.c.id == ROWS.c.id)
+    .where(*one_of(ROWS, WORKER.c.id))
     .values({field.name: ROWS.c[field.name] for field in FIELDS if field.name not in FIXED})
 )
 # Of one worker, as most are: the server keeps its plan, while it plans that of an unknown number of rows each time.
@@ -123,20 +122,6 @@ JOIN launch_config c ON c.id = u.config WHERE c.id = ANY($1) ORDER BY c.id, u.st
 ON CONFLICT (launch_config_id, stage) DO UPDATE SET failures = o.failures + excluded.failures,
     successes = o.successes + excluded.successes,
     unfolded_since = CASE excluded.failures WHEN 0 THEN o.unfolded_since END"""
-# Workers, the outcomes of stages if there are any, the marks of pools and the events, by whether it is one worker and
-# whether there are outcomes. Each would cost a round trip, and none of them reads what another one writes.
-SAVE: Final = {
-    (one, counts): combine(
-        (
-            (UPDATE_ONE if one else UPDATE).text,
-            *((COUNT_OUTCOMES,) if counts else ()),
-            marks.DIRTY_EACH,
-            outbox.ENQUEUE,
-        )
-    )
-    for one in (True, False)
-    for counts in (True, False)
-}
 
 
 def from_row(row: Any) -> Worker:
@@ -165,16 +150,16 @@ async def save(tx: Connection, changes: Sequence[Change], *, at: datetime | None
         return
     saved = [worker for worker, _ in changes]
     ended = [stage for _, event in changes if (stage := ended_stage(event)) is not None]
+    traced = [outbox.Traced(event, worker.traceparent) for worker, event in changes]
     registered = {worker.pool_id for worker, event in changes if isinstance(event, WorkerRegistered)}
     changed = {worker.pool_id for worker, event in changes if not isinstance(event, WorkerLaunched)} - registered
     dirty = dict.fromkeys(sorted(registered), marks.REGISTERED) | dict.fromkeys(sorted(changed), "worker")
-    await tx.execute(
-        SAVE[len(saved) == 1, bool(ended)],
-        *_updated(saved),
-        *map(list, zip(*ended, strict=True)),
-        *(list(dirty), list(dirty.values())),
-        *await outbox.columns(tx, [outbox.Traced(event, worker.traceparent) for worker, event in changes], at=at),
-    )
+    async with together(tx) as writes:
+        await save_without_events(writes, saved)
+        if ended:
+            await writes.execute(COUNT_OUTCOMES, *map(list, zip(*ended, strict=True)))
+        await marks.dirty_each(writes, dirty)
+        await outbox.enqueue(tx, traced, at=at, writes=writes)
     launched = {worker.pool_id for worker in saved} - registered - changed
     await marks.dirty_if_short(tx, launched, reason="worker")  # a launch frees headroom, for which only such pools wait
 
@@ -186,16 +171,10 @@ async def touch(tx: Connection, worker: Worker) -> None:
 
 async def save_without_events(tx: Connection, workers: Sequence[Worker]) -> None:
     """Write back workers whose change has no event: a call begins, a lease is bound."""
-    if workers:
-        update = UPDATE_ONE if len(workers) == 1 else UPDATE
-        await tx.execute(update.text, *_updated(workers))
-
-
-def _updated(workers: Sequence[Worker]) -> list[Any]:
-    """Parameters of UPDATE_ONE for one worker, of UPDATE for several."""
     if len(workers) == 1:
-        return [getattr(workers[0], name) for name in UPDATE_ONE.names]
-    return UPDATE.rows(workers)
+        await tx.execute(UPDATE_ONE.text, *(getattr(workers[0], name) for name in UPDATE_ONE.names))
+    elif workers:
+        await tx.execute(UPDATE.text, *UPDATE.rows(workers))
 
 
 async def lock(tx: Connection, ids: Sequence[str], *, skip_locked: bool = False) -> list[Worker]:
