@@ -22,8 +22,8 @@ COMMITS: Final = 100
 @contextlib.contextmanager
 def one_processor(*pids: int) -> Iterator[None]:
     """Have this process, 0, and others run on the same processor: where two that take turns are on two, each round trip
-    wakes an idle one, which on a virtual machine may cost more than the work. What they start stays there. Needs
-    Linux."""
+    wakes an idle one, which on a virtual machine may cost more than the work. What they start stays there. Without
+    Linux they run as before."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
