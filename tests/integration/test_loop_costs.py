@@ -22,7 +22,7 @@ BUSY_SECONDS = 0.05  # a fifth of what it takes, and fifty times what the proces
 # What the session has read, also in functions.
 READ: Final = """
 SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::int FROM pg_stat_xact_user_tables
-WHERE schemaname = current_schema() AND relname IN ('lease', 'worker', 'launch_config')"""
+WHERE schemaname = current_schema() AND relname IN ('lease', 'worker', 'launch_config', 'launch_batch')"""
 WAITING: Final = 1_800
 WAIT: Final = f"""
 WITH leases AS (
@@ -108,9 +108,10 @@ async def test_starts_replies_and_renewals_read_no_others(provisioner: Provision
     read = []
     async with provisioner.database.acquire() as db:
         await db.execute("ANALYZE")
-        for lease_ids, grown in ((few[:2], ()), (many, (WAIT, WAIT_AGAIN, FLEET[2]))):
+        for lease_ids, grown in ((few[:2], ()), (many, (WAIT, WAIT_AGAIN, FLEET[1], FLEET[2]))):
             for statement in grown:
                 await db.execute(statement)
+            workers = [row["id"] for row in await db.fetch("SELECT id FROM worker ORDER BY id LIMIT 2")]
             async with db.transaction():
                 before = await db.fetchval(READ)
                 await starts.lock(db, lease_ids)
@@ -127,7 +128,9 @@ async def test_starts_replies_and_renewals_read_no_others(provisioner: Provision
                 await db.execute(f"SELECT {PLANS_KEPT}")
                 before = await db.fetchval(READ)
                 await db.execute(leases.CONFIRM, lease_ids, [8, 9], [START, START])
-                read.append(await db.fetchval(READ) - before)
+                confirmed = await db.fetchval(READ)
+                await db.execute(leases.BIND, workers, lease_ids, [], [])
+                read += [confirmed - before, await db.fetchval(READ) - confirmed]
     assert max(read) < WAITING / 10, read
 
 

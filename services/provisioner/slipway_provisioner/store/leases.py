@@ -158,14 +158,16 @@ WITH ended AS (DELETE FROM lease_request WHERE id = $1 AND units <= $2 RETURNING
 left_over AS (
     UPDATE lease_request SET units = units - $2 WHERE id = $1 AND units > $2 RETURNING lease_pool_id, traceparent)
 SELECT * FROM ended UNION ALL SELECT * FROM left_over"""
-# A unit of a lease for each of these intents, and the units of their requests.
+# A unit of a lease for each of these intents, and the units of their requests. By their ids as well: a kept plan of the
+# joins alone could read all workers and requests.
 BIND: Final = """
 WITH taken AS (SELECT * FROM unnest($3::text[], $4::integer[]) AS t (id, units)),
-ended AS (DELETE FROM lease_request r USING taken t WHERE r.id = t.id AND r.units <= t.units),
+ended AS (DELETE FROM lease_request r USING taken t WHERE r.id = ANY($3) AND r.id = t.id AND r.units <= t.units),
 left_over AS (
-    UPDATE lease_request r SET units = r.units - t.units FROM taken t WHERE r.id = t.id AND r.units > t.units)
+    UPDATE lease_request r SET units = r.units - t.units
+    FROM taken t WHERE r.id = ANY($3) AND r.id = t.id AND r.units > t.units)
 UPDATE worker w SET lease_id = b.lease_id, holds_unit = true
-FROM unnest($1::uuid[], $2::text[]) AS b (id, lease_id) WHERE w.id = b.id"""
+FROM unnest($1::uuid[], $2::text[]) AS b (id, lease_id) WHERE w.id = ANY($1) AND w.id = b.id"""
 DELETE_REQUEST: Final = Statement(sa.delete(lease_request).where(_REQUESTS))
 RESEND: Final = f"""
 UPDATE lease_request r SET sent_at = slipway_clock() WHERE r.id = ANY(ARRAY(
