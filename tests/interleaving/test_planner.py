@@ -302,6 +302,17 @@ async def test_a_pool_is_planned_again_after_its_calls_have_begun(provisioner: P
     assert await provisioner.states() == ({"starting": 1, "requested": 1} if begins else {"requested": 2})
 
 
+@locking("store.functions.CLAIM_DIRTY")
+async def test_no_pool_waits_for_a_call_of_before_the_clock_was_set_back(provisioner: Provisioner) -> None:
+    """Else its launch would be of the last seconds until the clock has caught up, perhaps by hours."""
+    await provisioner.set_clock(30)
+    await provisioner.admitted()
+    await provisioner.set_clock(0)
+    await provisioner.demand(report(2, at=1))
+    await planner_of(provisioner).step(provisioner.database)
+    assert await provisioner.states() == {"requested": 2}
+
+
 # Pools that wait for a shared window
 
 

@@ -136,7 +136,7 @@ END $$"""
 # marks are looked at, of which several may be of one pool.
 # Nothing is planned before the relay has compared this database with the log on the running server.
 # A pool is left out while a call under a lease of its last launches, of less than `launching_seconds` ago, has not
-# begun.
+# begun. One ahead of the clock is of before the clock was set back, perhaps by hours.
 # `more`: other pools are due as well.
 # The rest of the transaction waits for no lock longer than `timeout`. To plan the statements of one decision anew would
 # take longer than to execute them.
@@ -156,7 +156,8 @@ BEGIN
             AND NOT EXISTS (
                 SELECT FROM worker w JOIN launch_config c ON c.id = w.launch_config_id AND c.state = 'active'
                 WHERE w.pool_id = p.id AND w.state IN ({states(WAITING)}) AND w.lease_id IS NOT NULL
-                    AND w.requested_at > (SELECT slipway_clock()) - launching_seconds * interval '1 s')
+                    AND w.requested_at > (SELECT slipway_clock()) - launching_seconds * interval '1 s'
+                    AND w.requested_at <= (SELECT slipway_clock()))
         ORDER BY d.due_at, d.id LIMIT most FOR UPDATE OF p SKIP LOCKED);
     RETURN QUERY WITH unmarked AS (
         DELETE FROM dirty_pool WHERE pool_id = ANY(claimed) AND due_at <= slipway_clock()

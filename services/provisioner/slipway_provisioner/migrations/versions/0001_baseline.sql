@@ -987,7 +987,8 @@ BEGIN
             AND NOT EXISTS (
                 SELECT FROM worker w JOIN launch_config c ON c.id = w.launch_config_id AND c.state = 'active'
                 WHERE w.pool_id = p.id AND w.state IN ('requested') AND w.lease_id IS NOT NULL
-                    AND w.requested_at > (SELECT slipway_clock()) - launching_seconds * interval '1 s')
+                    AND w.requested_at > (SELECT slipway_clock()) - launching_seconds * interval '1 s'
+                    AND w.requested_at <= (SELECT slipway_clock()))
         ORDER BY d.due_at, d.id LIMIT most FOR UPDATE OF p SKIP LOCKED);
     RETURN QUERY WITH unmarked AS (
         DELETE FROM dirty_pool WHERE pool_id = ANY(claimed) AND due_at <= slipway_clock()
