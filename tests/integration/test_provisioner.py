@@ -82,6 +82,32 @@ async def test_starts_look_for_more_where_there_may_be_more(
     assert len(woken) == len(calls)
 
 
+@pytest.mark.parametrize(
+    ("reply", "heard"),
+    [
+        (1, ["published"]),
+        (Refused(Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, "", "NoSuchType"), "no"), ["woken"]),
+        (Refused(Outcome(Stage.LAUNCH, Result.FAILED, Scope.LIMITER, "", "Slower"), "no"), ["woken"]),
+    ],
+)
+async def test_the_end_of_a_call_is_heard_of_at_once(
+    provisioner: Provisioner, reply: int | Refused, heard: list[str]
+) -> None:
+    """Its events, and the decision that replaces a failed launch, would wait for the next second."""
+    calls: list[str] = []
+    launcher = Launcher(
+        provisioner.settings,
+        provisioner.providers,
+        wake=lambda: calls.append("woken"),
+        publish=lambda: calls.append("published"),
+    )
+    await provisioner.admitted()
+    provisioner.cloud.script.append(reply)
+    await launcher.launch_next(provisioner.database)
+    await asyncio.gather(*launcher.calls)
+    assert calls == ["woken", *heard]
+
+
 async def test_starts_look_for_more_beyond_those_that_are_looked_at(
     provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,10 +401,13 @@ async def test_a_call_that_is_not_sent_in_time_is_put_back(postgres: EmbeddedPos
     """A process that was suspended after its start statement must not make the call."""
     async with provisioner_on(postgres, send_within_seconds=-1) as provisioner:
         await provisioner.admitted()
-        await provisioner.launcher.launch_next(provisioner.database)
-        assert len(provisioner.launcher.calls) == 1
-        await asyncio.gather(*provisioner.launcher.calls)
+        woken: list[None] = []
+        launcher = Launcher(provisioner.settings, provisioner.providers, wake=lambda: woken.append(None))
+        await launcher.launch_next(provisioner.database)
+        assert (len(launcher.calls), len(woken)) == (1, 1)
+        await asyncio.gather(*launcher.calls)
         assert (provisioner.cloud.calls, await batch_states(provisioner)) == ([], ["known"])
+        assert len(woken) == 2  # for the release of its unit
         events = await provisioner.events()
         assert [event.reason for event in events if isinstance(event, WorkerDelayed)] == ["not sent in time"]
         assert [event.units for event in events if isinstance(event, LeaseReleaseRequested)] == [1]

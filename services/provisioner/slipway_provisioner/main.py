@@ -91,7 +91,8 @@ def build(settings: Settings) -> Service:
             "set SLIPWAY_CHILD_USER to another user, or SLIPWAY_COMMANDS_AS_SERVICE=yes"
         )
     rng = Random()  # noqa: S311 (spreads starts over replicas)
-    launcher = Launcher(settings, providers, wake=partial(runtime.wake, but=LAUNCH_LOOP), rng=rng)
+    wake = partial(runtime.wake, but=LAUNCH_LOOP)
+    launcher = Launcher(settings, providers, wake=wake, publish=runtime.publish, rng=rng)
     heartbeats = HeartbeatView()
     unavailable = partial(heartbeats.unavailable_seconds, after_seconds=settings.unavailable_after_seconds)
     calculator_unavailable = partial(unavailable, "weight-calculator")

@@ -46,12 +46,15 @@ class Launcher:
         providers: Mapping[str, Provider],
         *,
         wake: Callable[[], None] = lambda: None,
+        publish: Callable[[], None] = lambda: None,
         rng: Random | None = None,
     ) -> None:
-        """`wake` is called after each commit of starts. `rng` chooses among many leases, so that replicas start
-        different ones [default: the oldest]."""
+        """`wake` is called after each commit of starts, and of calls that had no effect; `publish` after each commit of
+        instances, for whose events no loop waits. `rng` chooses among many leases, so that replicas start different
+        ones [default: the oldest]."""
         self.settings = settings
         self.wake = wake
+        self.publish = publish
         self._rng = rng
         self.terms = launches.Terms(
             call_timeout_seconds=settings.call_timeout_seconds,
@@ -166,6 +169,7 @@ class Launcher:
             else:
                 async with database.acquire() as db, db.transaction():
                     await launches.record_refusal(db, batch, refused)
+                self.wake()
             if refused.throttled:
                 await contact.throttled(database, account.id, self.settings)
             elif refused.outcome.scope is not Scope.CREDENTIAL:  # which may refuse every other call as well
@@ -223,6 +227,7 @@ class Launcher:
             launched, unanswered = await launches.record_instances(
                 db, replies, providers=self.providers, looked_up=looked_up, lock_seconds=lock_seconds
             )
+        self.publish()
         for worker in launched:
             if worker.launched_at is not None:
                 seconds = (worker.launched_at - worker.requested_at).total_seconds()
@@ -234,3 +239,4 @@ class Launcher:
         """Record that a call had no effect, unless its outcome is recorded."""
         async with database.acquire() as db, db.transaction():
             await launches.put_back(db, batch, reason, first_only=first_only)
+        self.wake()
