@@ -82,6 +82,22 @@ async def test_starts_look_for_more_where_there_may_be_more(
     assert len(woken) == len(calls)
 
 
+async def test_a_call_starts_as_soon_as_another_has_ended(postgres: EmbeddedPostgres) -> None:
+    """Where no more may be in flight, nothing else would tell the loop for a second."""
+    async with provisioner_on(postgres, calls_in_flight_max=1) as provisioner:
+        launcher, provisioner.cloud.hold = provisioner.launcher, asyncio.Event()
+        await provisioner.admitted(2, "zone-a", "zone-b")
+        assert await launcher.launch_next(provisioner.database)
+        waiting = asyncio.create_task(launcher.launch_next(provisioner.database))
+        await asyncio.sleep(0.05)
+        assert (waiting.done(), len(provisioner.cloud.calls)) == (False, 1)
+        provisioner.cloud.hold.set()
+        assert await waiting
+        assert not await launcher.launch_next(provisioner.database)
+        await asyncio.gather(*launcher.calls)
+        assert await provisioner.states() == {"starting": 2}
+
+
 @pytest.mark.parametrize(
     ("reply", "heard"),
     [

@@ -29,6 +29,8 @@ LOG = logger(__name__)
 LAUNCH_LOOP: Final = "launch"
 TOGETHER_MAX: Final = 16
 """Leases under which calls are started in one transaction."""
+ROOM_SECONDS: Final = 1.0
+"""Longest wait for the end of a call, so that the loop can be stopped meanwhile."""
 
 # Rejections that precede the provider's token check: they prove nothing about the first call.
 REJECTED_BEFORE_TOKEN_CHECK: Final = frozenset({Scope.LIMITER, Scope.CREDENTIAL})
@@ -74,8 +76,10 @@ class Launcher:
     async def launch_next(self, database: Database) -> bool:
         """Start admitted calls up to the limit; True if there may be more to start before the next wake."""
         free = self.settings.calls_in_flight_max - len(self.calls)
-        if free <= 0 or not self.settings.launching:
+        if not self.settings.launching:
             return False
+        if free <= 0:
+            return await self._call_ends()
         async with database.acquire() as db:
             candidates = await leases.candidates(
                 db,
@@ -100,6 +104,13 @@ class Launcher:
             return False
         is_all = len(started) == len(candidates) < leases.CANDIDATES_MAX
         return not is_all or any(self._is_full(batch, account) for batch, account in started)
+
+    async def _call_ends(self) -> bool:
+        """Wait for the end of a call, which does not wake this loop; False if none is in flight."""
+        if not self.calls:
+            return False
+        await asyncio.wait(self.calls, timeout=ROOM_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        return True
 
     def _is_full(self, batch: Batch, account: Account) -> bool:
         """True if the call takes no more intents, so that others of its lease may wait."""
