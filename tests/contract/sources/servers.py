@@ -532,12 +532,14 @@ class KafkaWorld(World):
         await admin.start()
         await admin.create_topics([NewTopic(self.topic, 2, 1)])
 
+        group, partitions = f"g-{self.topic}", [TopicPartition(self.topic, 0)]
+
         async def has_coordinator() -> bool:
-            try:
-                await admin.list_consumer_group_offsets(f"g-{self.topic}")
+            try:  # one that still loads answers for no partition
+                offsets = await admin.list_consumer_group_offsets(group, partitions=partitions)
             except KafkaError:
                 return False
-            return True
+            return bool(offsets)
 
         await until(has_coordinator, "the broker keeps offsets of groups")
         await admin.close()
