@@ -113,12 +113,13 @@ _CALLING: Final = C.state == BatchState.CALLING
 _ONE: Final = sa.select(*FIELDS).where(C.id == sa.bindparam("id"))
 GET: Final = Statement(_ONE)
 LOCK: Final = Statement(_ONE.with_for_update())
-# User data, up to 16 KB, are needed for repeats only.
+# User data, up to 16 KB, are needed for repeats only. By their ids as well: a kept plan of the join alone could read all
+# batches.
 _KNOWN: Final = ("id", "outcome", "charged", "unproven")
 KNOWN: Final = f"""
 UPDATE launch_batch b SET state = '{BatchState.KNOWN}', outcome = k.outcome, known_at = slipway_clock(),
     charged = k.charged, unproven = k.unproven, body = b.body - 'user_data'
-FROM unnest({arrays(C[_KNOWN])}) AS k ({", ".join(_KNOWN)}) WHERE b.id = k.id"""
+FROM unnest({arrays(C[_KNOWN])}) AS k ({", ".join(_KNOWN)}) WHERE b.id = ANY($1) AND b.id = k.id"""
 LOCK_CALLS: Final = f"""
 SELECT c.call_id, slipway_clock() AS now, (SELECT row_to_json(a) FROM (
         SELECT {names(accounts.COLUMNS, "(c.called).")}, (SELECT id FROM deployment) AS deployment,
