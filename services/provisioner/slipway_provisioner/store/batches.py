@@ -113,8 +113,8 @@ _CALLING: Final = C.state == BatchState.CALLING
 _ONE: Final = sa.select(*FIELDS).where(C.id == sa.bindparam("id"))
 GET: Final = Statement(_ONE)
 LOCK: Final = Statement(_ONE.with_for_update())
-# User data, up to 16 KB, are needed for repeats only. By their ids as well: a kept plan of the join alone could read all
-# batches.
+# User data, up to 16 KB, are needed for repeats only. By their ids as well: a kept plan of the join alone could read
+# all batches.
 _KNOWN: Final = ("id", "outcome", "charged", "unproven")
 KNOWN: Final = f"""
 UPDATE launch_batch b SET state = '{BatchState.KNOWN}', outcome = k.outcome, known_at = slipway_clock(),
