@@ -95,11 +95,12 @@ INSERT: Final = Statement(
 _GRANTED: Final = C[
     "id", "request_id", "lease_pool_id", "fencing_token", "units", "expires_at", "hold_until", "traceparent"
 ]
-# Without a launch config if their request is unknown.
+# Without a launch config if their request is unknown, which is looked up by its id: see BIND.
 GRANT: Final = f"""
 INSERT INTO lease ({names(_GRANTED)}, granted_units, state, launch_config_id)
 SELECT {names(_GRANTED, "g.")}, g.units, '{LeaseState.RESERVED}', coalesce(r.launch_config_id, '')
-FROM unnest({arrays(_GRANTED)}) AS g ({names(_GRANTED)}) LEFT JOIN lease_request r ON r.id = g.request_id
+FROM unnest({arrays(_GRANTED)}) AS g ({names(_GRANTED)})
+LEFT JOIN lease_request r ON r.id = ANY($2) AND r.id = g.request_id
 ORDER BY g.id ON CONFLICT (id) DO NOTHING RETURNING id"""
 # It has no fencing token until the broker has charged it; until then it is neither renewed nor released.
 INSERT_UNLEASED: Final = Statement(sa.insert(lease).values(_NEW))
