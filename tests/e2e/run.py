@@ -206,7 +206,8 @@ class Run:
         """Pools whose workers and busy machines both equalled the wanted capacity for 5 s in a row.
 
         A worker that claimed a task when it was asked to stop as an idle one leaves after that task, and tasks of a
-        level have no end: it serves like any other.
+        level have no end: it serves like any other. Its claim makes no other worker wanted, but keeps as many from
+        being stopped (`accounting.protected`): those may be idle beside it.
         """
         since: dict[str, float] = {}
         done: set[str] = set()
@@ -218,7 +219,8 @@ class Run:
             for pool in pools:
                 wanted = self.levels[pool["id"]]
                 machines = state.get(pool["id"], {}).get("busy", 0)
-                if pool["serving"] + pool["leaving"] == wanted and machines == wanted:
+                kept = max(0, pool["claimed"] - pool["wanted"])
+                if 0 <= pool["serving"] + pool["leaving"] - wanted <= kept and machines == wanted:
                     since.setdefault(pool["id"], now)
                     if now - since[pool["id"]] >= MET_SECONDS:
                         done.add(pool["id"])
