@@ -130,8 +130,13 @@ class Guard:
             time.sleep(RESTART_SECONDS)
 
     def _start(self) -> None:
-        """Start a process with a pipe of its own, and write what is registered to it. Raises OSError."""
+        """Start a process with a pipe of its own, in which is what is registered: as much as fits before it starts, so
+        that it knows that however soon its owner ends. Raises OSError."""
         read_end, write_end = os.pipe()
+        lines = b"".join(os.fsencode(line) + b"\n" for line in self._lines.values())
+        os.set_blocking(write_end, False)
+        written = os.write(write_end, lines)
+        os.set_blocking(write_end, True)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", __file__],
@@ -148,8 +153,9 @@ class Guard:
         finally:
             os.close(read_end)
         self._write_end = write_end
-        for line in self._lines.values():
-            self._write(line)
+        with suppress(OSError):  # it was killed: its successor knows all lines
+            while written < len(lines):
+                written += os.write(write_end, lines[written:])
 
 
 _current: Guard | None = None
