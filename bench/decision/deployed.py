@@ -108,8 +108,10 @@ class Deployed:
         found = {}
         for name in ("postgres", "kafka", *self.names, *OTHERS):
             process = psutil.Process(self.supervisor[name].pid)
-            processes = [process, *process.children(recursive=True)]
-            found[name] = sum(sum(each.cpu_times()[:2]) for each in processes)
+            found[name] = 0.0
+            for each in (process, *process.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):  # a worker of autovacuum ends by itself
+                    found[name] += sum(each.cpu_times()[:2])
         return found
 
     async def planner(self, pending: Mapping[str, int]) -> Planner:
