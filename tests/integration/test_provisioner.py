@@ -89,8 +89,8 @@ async def test_a_call_starts_as_soon_as_another_has_ended(postgres: EmbeddedPost
         await provisioner.admitted(2, "zone-a", "zone-b")
         assert await launcher.launch_next(provisioner.database)
         waiting = asyncio.create_task(launcher.launch_next(provisioner.database))
-        await asyncio.sleep(0.05)
-        assert (waiting.done(), len(provisioner.cloud.calls)) == (False, 1)
+        assert await asyncio.wait([waiting], timeout=0.05) == (set(), {waiting})
+        assert len(provisioner.cloud.calls) == 1
         provisioner.cloud.hold.set()
         assert await waiting
         assert not await launcher.launch_next(provisioner.database)
