@@ -44,7 +44,7 @@ WORKERS, RECORDS = 100_000, 100_000
 CONFIGS: Final = 6_000
 LEASE_POOLS, WAITING = 1_000, 50_000
 PARTITIONS: Final = 4
-LEFT_SECONDS: Final = 5.0
+LEFT_SECONDS: Final = 4.0
 """Time after it is ready in which a service makes the first passes of its loops."""
 READY_CLAIM: Final = 10.0
 MEMORY_CLAIM: Final = 150.0

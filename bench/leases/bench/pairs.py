@@ -20,11 +20,6 @@ from slipway_common.base.clock import monotonic_seconds
 
 BATCH: Final = 50  # requests that one Kafka client has outstanding
 WARM_UP: Final = 0.4  # as a fraction of the measured time
-# Least measured times: the broker takes requests in batches, of hundreds from many clients, so that a shorter time
-# would count batches.
-LEAST_SECONDS: Final = 1.0
-MANY: Final = 8  # clients; with more of them the next applies
-MANY_SECONDS: Final = 2.0
 REFILL: Final = "refill"  # prefix of the IDs of requests that are replaced once granted
 _names = count()
 
@@ -49,7 +44,6 @@ are granted at once, then released at once: counted by releases alone, a short t
 
 async def measured(system: System, seconds: float, works: list[Work]) -> tuple[float, float]:
     """Run all works at once; return pairs per second and CPU milliseconds per pair, without a warm-up."""
-    seconds = max(seconds, MANY_SECONDS if len(works) > MANY else LEAST_SECONDS)
     halves, going = 0, True
 
     def half() -> None:
