@@ -81,6 +81,21 @@ async def observed(provisioner: Provisioner) -> dict[str, Demand]:
         return {each.source: each for each in demand.observed(await db.fetch(demand.OBSERVE, "linux"))}
 
 
+@pytest.mark.parametrize(("counted", "at", "gone"), [(2, 20.9, 1), (2, 21.1, 0), (None, 20.9, 0)])
+async def test_a_task_that_begins_while_its_queue_is_read(
+    provisioner: Provisioner, counted: int | None, at: float, gone: int
+) -> None:
+    """The queue may count it as claimed, though the report is of the time before it was read: once it has ended, it
+    needs no other worker. One that begins later, or while one reads what only waits, is not in the report."""
+    first, second = await machines(provisioner, 2, with_slots(1))
+    await provisioner.set_clock(25)
+    await first.claimed("long", 10)
+    await second.claimed("short", at)
+    await second.idle(23)
+    await provisioner.demand(report(0, counted, at=20))
+    assert (await observed(provisioner))["q"].gone == gone
+
+
 async def test_several_tasks_on_one_machine(provisioner: Provisioner) -> None:
     """Claims of a long and a short task, and the end of the short one, with a name and without: the worker is busy, and
     nobody asks it to stop, however long it takes."""

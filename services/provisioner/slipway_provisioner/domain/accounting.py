@@ -29,7 +29,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 class Departures(msgspec.Struct, frozen=True, kw_only=True):
     """Claims of one worker that one sample has and the fleet has not: they ended since, or are open on a worker that
-    leaves. They began `before` the sample, at its very time, or `after` it."""
+    leaves. They began `before` the sample, `at_sample`, that is at its time or while it was read, or `after` it."""
 
     source: str
     worker_id: str
@@ -77,7 +77,7 @@ def ends_max(task_slots: int, seconds: float) -> int:
 
 
 def _within_sample(sample: Sample, departures: Sequence[Departures]) -> int:
-    """Departures that a sample can have. One that began at its very time was either claimed or pending in it."""
+    """Departures that a sample can have. One that began as it was taken was either claimed or pending in it."""
     claimed = min(sample.claimed, sum(each.before for each in departures))
     pending = min(sample.pending, sum(each.after for each in departures))
     either = sum(each.at_sample for each in departures)

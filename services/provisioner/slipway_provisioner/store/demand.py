@@ -64,11 +64,15 @@ RETURNING pool_id, claimed_seen_at IS NOT NULL AND EXISTS (
         AND w.first_claimed_at IS NULL) AS confirms
 ), marked AS (INSERT INTO dirty_pool (pool_id, reason) SELECT DISTINCT pool_id, 'demand' FROM stored)
 SELECT DISTINCT pool_id, confirms FROM stored"""
+READ_SECONDS: Final = 1
+"""Time in which a queue is mostly read. A report has the time before that."""
 # Sources, and with each the workers of which claims are gone from its sample: they ended after it or at its instant,
-# since the sample has them then, or run on a leaving worker. One statement, so that no report comes between the two.
+# since the sample has them then, or run on a leaving worker. Of a queue that counts its claimed tasks, those that began
+# while it was read may be among these. One statement, so that no report comes between the two.
 OBSERVE: Final = f"""
 WITH sample AS MATERIALIZED (
     SELECT d.pool_id, d.source, d.observed_at, {COUNTS}, d.traceparent,
+        CASE WHEN d.claimed IS NULL THEN d.observed_at ELSE d.observed_at + interval '{READ_SECONDS} s' END AS read_at,
         extract(epoch FROM d.observed_at + d.valid_for_seconds * interval '1 s' - slipway_clock())::float8
             AS fresh_seconds,
         extract(epoch FROM slipway_clock() - d.observed_at)::float8 AS age_seconds
@@ -78,8 +82,8 @@ SELECT s.source, s.pending, s.claimed, s.traceparent, s.fresh_seconds, s.age_sec
 FROM sample s LEFT JOIN LATERAL (
     SELECT c.worker_id::text, coalesce(w.task_slots, 1) AS task_slots,
         count(*) FILTER (WHERE c.started_at < s.observed_at)::int AS before,
-        count(*) FILTER (WHERE c.started_at = s.observed_at)::int AS at_sample,
-        count(*) FILTER (WHERE c.started_at > s.observed_at)::int AS after
+        count(*) FILTER (WHERE c.started_at BETWEEN s.observed_at AND s.read_at)::int AS at_sample,
+        count(*) FILTER (WHERE c.started_at > s.read_at)::int AS after
     FROM (
         SELECT worker_id, started_at FROM claim
         WHERE pool_id = s.pool_id AND source = s.source AND counted AND ended_at >= s.observed_at
