@@ -106,10 +106,10 @@ async def _measured(deployment: Deployment) -> Usage:
     """Use of the provisioner in some seconds, with its children that have ended meanwhile."""
     (provisioner,) = [
         process
-        for process in psutil.process_iter()
-        if process.name().startswith("python")
-        and "slipway_provisioner.main" in process.cmdline()
-        and process.environ().get("SLIPWAY_PORT") == str(deployment.ports["provisioner"])
+        for process in psutil.process_iter(["name", "cmdline", "environ"])  # leaves out those that end meanwhile
+        if process.info["name"].startswith("python")
+        and "slipway_provisioner.main" in (process.info["cmdline"] or ())
+        and (process.info["environ"] or {}).get("SLIPWAY_PORT") == str(deployment.ports["provisioner"])
     ]
     began, runs, before = monotonic_seconds(), 0, _cpu_seconds(provisioner)
     while monotonic_seconds() < began + SECONDS:
