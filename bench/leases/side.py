@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -61,6 +62,7 @@ def figures(system: System, client: KafkaClient, seconds: float) -> list[Callabl
     kafka, held, waiting = (KafkaPool(client, pool) for pool in ("kafka", "held", f"waiting-{WAITING[1]}"))
 
     async def pairs(clients: int, work: Callable[[], Work], share: float = 0.1) -> Figure:
+        await asyncio.to_thread(os.sync)  # commits wait while the system writes what earlier loads have left
         rate, _ = await measured(system, seconds * share, [work() for _ in range(clients)])
         return Figure(rate)
 
