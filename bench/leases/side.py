@@ -76,7 +76,7 @@ def figures(system: System, client: KafkaClient, seconds: float) -> list[Callabl
         # Grants come in lumps of all requests of many clients, or of all units: 2 s count few of these, or none.
         partial(pairs, CLIENTS, kafka.client, 0.3),
         partial(pairs, 2, held.client),
-        partial(pairs, 1, waiting.refill, 0.3),
+        partial(pairs, 1, waiting.refill, 0.2),
         partial(handovers, partial(handover.over_http, system), "http"),
         partial(handovers, partial(handover.over_kafka, client), "kafka"),
     ]

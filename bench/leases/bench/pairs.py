@@ -20,6 +20,9 @@ from slipway_common.base.clock import monotonic_seconds
 
 BATCH: Final = 50  # requests that one Kafka client has outstanding
 WARM_UP: Final = 0.4  # as a fraction of the measured time
+SENT_MAX: Final = 10
+"""Grants that are released and requested anew at once. All of them would go around as one lump, whose rate is that of
+the long polls on its way: 900 a second in one round and 1,900 in the next."""
 REFILL: Final = "refill"  # prefix of the IDs of requests that are replaced once granted
 _names = count()
 
@@ -106,7 +109,7 @@ class KafkaPool:
             grants = self._waiting[REFILL]
             while going():
                 granted = [await grants.get()]
-                while not grants.empty():
+                while not grants.empty() and len(granted) < SENT_MAX:
                     granted.append(grants.get_nowait())
                 await self.kafka.send(
                     [*map(release, granted), *(request(self.pool, f"{REFILL}/{next(_names)}") for _ in granted)]
