@@ -73,7 +73,7 @@ def figures(system: System, client: KafkaClient, seconds: float) -> list[Callabl
 
     return [
         partial(pairs, CLIENTS, partial(over_http, system, "http")),
-        # Grants come in lumps of all requests of many clients, or of all units: 2 s count few of these, or none.
+        # Grants come in lumps of all requests of many clients: 2 s count few of these, or none.
         partial(pairs, CLIENTS, kafka.client, 0.3),
         partial(pairs, 2, held.client),
         partial(pairs, 1, waiting.refill, 0.2),
